@@ -1,0 +1,113 @@
+"""The JSON sidecar of every artifact, and the one way to write a file whole or not at all.
+
+Knows nothing of what the artifacts hold: each command puts its own facts in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from svtool import __version__
+from svtool.errors import ArtifactError
+
+SCHEMA = "svtool.manifest/1"
+
+
+def sha256_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; it takes the name on success and is removed on any failure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    work = Path(name)
+    try:
+        yield work
+        os.chmod(work, 0o666 & ~_umask())
+        _flush(work)
+        work.replace(path)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    with whole_file(path) as work:
+        work.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def manifest_path(artifact: Path) -> Path:
+    """`int8.plan` -> `int8.plan.json`."""
+    return artifact.with_name(artifact.name + ".json")
+
+
+def write_manifest(artifact: Path, manifest: dict[str, Any]) -> None:
+    """Write the sidecar of a finished artifact; adds its name, digest, size and the time."""
+    head = {
+        "schema": SCHEMA,
+        "artifact": artifact.name,
+        "sha256": sha256_file(artifact),
+        "size_bytes": artifact.stat().st_size,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    write_json(manifest_path(artifact), head | manifest)
+
+
+def read_manifest(artifact: Path) -> dict[str, Any]:
+    """The sidecar of an artifact. Raises ArtifactError when it is missing, damaged or of another schema."""
+    path = manifest_path(artifact)
+    if not path.is_file():
+        raise ArtifactError(
+            f"{artifact} has no manifest ({path.name}): make the artifact with svtool export or svtool build-trt"
+        )
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{path} is damaged ({error}): make the artifact again") from error
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
+        raise ArtifactError(f"{path} has schema {found!r}, this svtool reads {SCHEMA!r}: make the artifact again")
+    return manifest
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Installed versions of the distributions named, svtool and Python first; absent ones are left out."""
+    import platform
+
+    found = {"svtool": __version__, "python": platform.python_version()}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

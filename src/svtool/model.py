@@ -1,0 +1,251 @@
+"""SenseVoice Small as one nn.Module, and strict loading of the official checkpoint. Knows nothing of audio or text.
+
+Written for export: the padding mask comes from the time axis, lengths stay integers, masked scores are finite,
+the position encoding is built in float32, LayerNorm is native and no input is changed. Parameter names are the
+checkpoint's own (917 tensors at full size), so loading is a comparison of names and shapes.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from svtool.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from svtool.assets import Assets
+
+QUERY_ROWS = 16  # rows of the query table; see assets.LANGUAGES and assets.TEXTNORMS for their use
+QUERIES = 4  # language, emotion, event, text normalisation: positions in front of the audio
+_EMOTION_EVENT_ROWS = (1, 2)
+_MASKED_SCORE = -1e4  # large enough that exp() gives exactly 0, small enough for float16
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of one checkpoint. The defaults are SenseVoice Small's."""
+
+    vocab_size: int = 25055
+    input_size: int = 560
+    output_size: int = 512
+    attention_heads: int = 4
+    linear_units: int = 2048
+    num_blocks: int = 50  # encoders0 + encoders
+    tp_blocks: int = 20
+    kernel_size: int = 11
+    sanm_shift: int = 0  # config.yaml spells it `sanm_shfit`
+
+    @classmethod
+    def from_assets(cls, assets: Assets) -> ModelConfig:
+        """Sizes from `config.yaml` and the tokenizer. `assets` has already refused other model families."""
+        encoder = assets.config["encoder_conf"]
+        frontend = assets.config["frontend_conf"]
+        try:
+            return cls(
+                vocab_size=len(assets.tokens.pieces),
+                input_size=int(frontend["n_mels"]) * int(frontend["lfr_m"]),
+                output_size=int(encoder["output_size"]),
+                attention_heads=int(encoder["attention_heads"]),
+                linear_units=int(encoder["linear_units"]),
+                num_blocks=int(encoder["num_blocks"]),
+                tp_blocks=int(encoder["tp_blocks"]),
+                kernel_size=int(encoder["kernel_size"]),
+                sanm_shift=int(encoder.get("sanm_shfit", 0)),
+            )
+        except KeyError as error:
+            raise ArtifactError(f"{assets.root / 'config.yaml'} has no {error.args[0]!r} entry") from error
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention plus a depthwise convolution over the values (the "memory" of SAN-M)."""
+
+    def __init__(self, config: ModelConfig, input_size: int) -> None:
+        super().__init__()
+        width = config.output_size
+        self.heads = config.attention_heads
+        self.linear_q_k_v = nn.Linear(input_size, 3 * width)
+        self.linear_out = nn.Linear(width, width)
+        self.left = (config.kernel_size - 1) // 2 + max(config.sanm_shift, 0)
+        self.right = config.kernel_size - 1 - self.left
+        self.fsmn_block = nn.Conv1d(
+            width,
+            width,
+            config.kernel_size,
+            groups=width,
+            bias=False,
+            padding=self.left if self.left == self.right else 0,
+        )
+
+    def forward(self, x: Tensor, valid: Tensor, scores_mask: Tensor) -> Tensor:
+        query, key, value = self.linear_q_k_v(x).chunk(3, dim=-1)
+        return self.linear_out(self._attend(query, key, value, scores_mask)) + self._memory(value, valid)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, scores_mask: Tensor) -> Tensor:
+        size = query.shape[-1] // self.heads
+        split = [part.unflatten(-1, (self.heads, size)).transpose(1, 2) for part in (query, key, value)]
+        scores = (split[0] * size**-0.5) @ split[1].transpose(-2, -1) + scores_mask
+        return (torch.softmax(scores, dim=-1) @ split[2]).transpose(1, 2).flatten(-2)
+
+    def _memory(self, value: Tensor, valid: Tensor) -> Tensor:
+        kept = value * valid
+        moved = kept.transpose(1, 2)
+        if self.left != self.right:
+            moved = functional.pad(moved, (self.left, self.right))
+        return (self.fsmn_block(moved).transpose(1, 2) + kept) * valid
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(config.output_size, config.linear_units)
+        self.w_2 = nn.Linear(config.linear_units, config.output_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w_2(functional.relu(self.w_1(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm encoder block. The block that changes the width (560 to 512) has no residual around attention."""
+
+    def __init__(self, config: ModelConfig, input_size: int) -> None:
+        super().__init__()
+        self.residual = input_size == config.output_size
+        self.norm1 = nn.LayerNorm(input_size)
+        self.self_attn = SelfAttention(config, input_size)
+        self.norm2 = nn.LayerNorm(config.output_size)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, valid: Tensor, scores_mask: Tensor) -> Tensor:
+        attended = self.self_attn(self.norm1(x), valid, scores_mask)
+        x = x + attended if self.residual else attended
+        return x + self.feed_forward(self.norm2(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.output_size
+        self.encoders0 = nn.ModuleList([Block(config, config.input_size)])
+        self.encoders = nn.ModuleList([Block(config, width) for _ in range(config.num_blocks - 1)])
+        self.tp_encoders = nn.ModuleList([Block(config, width) for _ in range(config.tp_blocks)])
+        self.after_norm = nn.LayerNorm(width)
+        self.tp_norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, valid: Tensor, scores_mask: Tensor) -> Tensor:
+        for block in (*self.encoders0, *self.encoders):
+            x = block(x, valid, scores_mask)
+        x = self.after_norm(x)
+        for block in self.tp_encoders:
+            x = block(x, valid, scores_mask)
+        return self.tp_norm(x)  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ctc_lo = nn.Linear(config.output_size, config.vocab_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ctc_lo(x)  # type: ignore[no-any-return]
+
+
+class SenseVoice(nn.Module):
+    """The whole network: features and query ids in, raw CTC logits out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.scale = math.sqrt(config.output_size)  # of the output width, although the input is wider
+        self.embed = nn.Embedding(QUERY_ROWS, config.input_size)
+        self.encoder = Encoder(config)
+        self.ctc = Head(config)
+
+    def forward(
+        self, speech: Tensor, speech_lengths: Tensor, language: Tensor, textnorm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run a padded batch.
+
+        Args:
+            speech: features f32 [B, T, 560].
+            speech_lengths: valid frames i32 [B].
+            language, textnorm: query rows i32 [B].
+
+        Returns:
+            ctc_logits f32 [B, T+4, V] (raw), encoder_out_lens i32 [B] = speech_lengths + 4.
+        """
+        rows = torch.tensor([_EMOTION_EVENT_ROWS], dtype=language.dtype, device=language.device)
+        fixed = rows.expand(speech.shape[0], -1)
+        queries = self.embed(torch.cat([language[:, None], fixed, textnorm[:, None]], dim=1))
+        x = torch.cat([queries, speech], dim=1) * self.scale
+        position = torch.arange(x.shape[1], device=speech.device)
+        x = x + _position_encoding(position, self.config.input_size)
+        lengths = speech_lengths + QUERIES
+        inside = position[None, :] < lengths[:, None]  # [B, T+4]
+        valid = inside[:, :, None].to(x.dtype)
+        scores_mask = torch.zeros_like(inside, dtype=x.dtype).masked_fill(~inside, _MASKED_SCORE)[:, None, None, :]
+        return self.ctc(self.encoder(x, valid, scores_mask)), lengths
+
+
+def _position_encoding(position: Tensor, width: int) -> Tensor:
+    """Sinusoids f32 [T+4, width] of positions counted from 1: all sines, then all cosines."""
+    half = width // 2
+    steps = torch.arange(half, dtype=torch.float32, device=position.device)
+    rates = torch.exp(steps * (-math.log(10000.0) / (half - 1)))
+    angles = (position.to(torch.float32) + 1.0)[:, None] * rates[None, :]
+    return torch.cat([torch.sin(angles), torch.cos(angles)], dim=1)
+
+
+def load_checkpoint(assets: Assets) -> SenseVoice:
+    """The model of `assets.checkpoint` on the CPU, float32, in eval mode.
+
+    Accepts a flat state dict or one wrapped as `state_dict`, `model_state_dict` or `model`, with or without a
+    `module.` prefix. Raises ArtifactError that lists missing, extra and misshaped tensors by name.
+    """
+    path = assets.checkpoint
+    if path is None or not path.is_file():
+        raise ArtifactError(f"{assets.root} has no model.pt: put the checkpoint there or name another source")
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{path} is not a readable PyTorch checkpoint: {str(error).splitlines()[0]}") from error
+    state = _unwrap(loaded)
+    if state is None:
+        raise ArtifactError(f"{path} holds {type(loaded).__name__}, not a state dict of tensors")
+    with torch.device("meta"):
+        model = SenseVoice(ModelConfig.from_assets(assets))
+    problems = _compare(model.state_dict(), state)
+    if problems:
+        raise ArtifactError(f"{path} does not fit {assets.root / 'config.yaml'}: {'; '.join(problems)}")
+    model.load_state_dict({name: tensor.to(torch.float32) for name, tensor in state.items()}, assign=True)
+    return model.eval()
+
+
+def _unwrap(loaded: Any) -> dict[str, Tensor] | None:
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        return None
+    return {str(name).removeprefix("module."): tensor for name, tensor in loaded.items()}
+
+
+def _compare(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    missing = sorted(wanted.keys() - found.keys())
+    extra = sorted(found.keys() - wanted.keys())
+    misshaped = [
+        f"{name} {list(found[name].shape)} (expected {list(wanted[name].shape)})"
+        for name in sorted(wanted.keys() & found.keys())
+        if wanted[name].shape != found[name].shape
+    ]
+    named = (("missing", missing), ("not expected", extra), ("wrong shape", misshaped))
+    return [f"{len(names)} {kind}: {_shortened(names)}" for kind, names in named if names]
+
+
+def _shortened(names: list[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
