@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,9 @@ class Assets:
         return self.root / name
 
 
-def find_assets(source: str | Path, *, revision: str | None = None, progress: Progress | None = None) -> Assets:
+def find_assets(
+    source: str | Path, *, revision: str | None = None, progress: Progress | None = None
+) -> Assets:
     """Read the source `tiny`, a directory, or a hub id (downloaded through the hub's own client).
 
     Raises UsageError for an unknown source, ArtifactError for a directory that is not SenseVoice Small.
@@ -198,7 +201,7 @@ def read_cmvn(path: Path) -> Cmvn:
     """Shift and scale f32 [560] from a Kaldi-nnet text file (`am.mvn`)."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found: dict[str, Any] = {}
-    for head, line in zip(lines, lines[1:], strict=False):
+    for head, line in pairwise(lines):
         kind = head.split(maxsplit=1)[0] if head.strip() else ""
         if kind in ("<AddShift>", "<Rescale>"):
             # `<LearnRateCoef> 0 [ v1 ... v560 ]`
@@ -207,7 +210,9 @@ def read_cmvn(path: Path) -> Cmvn:
             except ValueError as error:
                 raise ArtifactError(f"{path} holds a value that is no number after {kind}") from error
     sizes = {kind: len(found.get(kind, ())) for kind in ("<AddShift>", "<Rescale>")}
-    if set(sizes.values()) != {FEATURE_SIZE} or not all(np.isfinite(values).all() for values in found.values()):
+    if set(sizes.values()) != {FEATURE_SIZE} or not all(
+        np.isfinite(values).all() for values in found.values()
+    ):
         raise ArtifactError(f"{path} is no CMVN of {FEATURE_SIZE} finite values: found {sizes}")
     return Cmvn(shift=found["<AddShift>"], scale=found["<Rescale>"])
 
@@ -230,14 +235,20 @@ def parse_language(value: str) -> str:
 
 def _download(source: str, revision: str | None, progress: Progress) -> Path:
     kind = HUB_MODELS[source]
-    progress.note(f"fetching {source} ({kind}, revision {revision or 'default'}); about 940 MB the first time")
+    progress.note(
+        f"fetching {source} ({kind}, revision {revision or 'default'}); about 940 MB the first time"
+    )
     try:
-        root = _from_huggingface(source, revision) if kind == "huggingface" else _from_modelscope(source, revision)
+        root = (
+            _from_huggingface(source, revision)
+            if kind == "huggingface"
+            else _from_modelscope(source, revision)
+        )
     except ImportError as error:
         raise SvtoolError(
             f"downloading {source} needs the hub clients: pip install 'svtool[hub]', or {_by_hand()}"
         ) from error
-    except Exception as error:  # noqa: BLE001 - the clients raise many kinds; all of them mean "not downloaded"
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SvtoolError(f"{source} could not be downloaded ({reason}): {_by_hand()}") from error
     _check_digests(root, source, revision, progress)
@@ -273,7 +284,9 @@ def _check_digests(root: Path, source: str, revision: str | None, progress: Prog
                 f"{root / name} has sha256 {found[:12]}…, the published {source} has {wanted[:12]}…: delete it and "
                 "run again, or name the --revision you mean"
             )
-        progress.note(f"{name} of revision {revision} differs from the first published one (sha256 {found[:12]}…)")
+        progress.note(
+            f"{name} of revision {revision} differs from the first published one (sha256 {found[:12]}…)"
+        )
 
 
 def tokens_json(tokens: Tokens) -> str:

@@ -63,7 +63,9 @@ def _flush(path: Path) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     with whole_file(path) as work:
-        work.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        work.write_text(
+            json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
 
 def manifest_path(artifact: Path) -> Path:
@@ -96,7 +98,9 @@ def read_manifest(artifact: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path} is damaged ({error}): make the artifact again") from error
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
-        raise ArtifactError(f"{path} has schema {found!r}, this svtool reads {SCHEMA!r}: make the artifact again")
+        raise ArtifactError(
+            f"{path} has schema {found!r}, this svtool reads {SCHEMA!r}: make the artifact again"
+        )
     return manifest
 
 

@@ -84,20 +84,24 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, valid: Tensor, scores_mask: Tensor) -> Tensor:
         query, key, value = self.linear_q_k_v(x).chunk(3, dim=-1)
-        return self.linear_out(self._attend(query, key, value, scores_mask)) + self._memory(value, valid)
+        attended: Tensor = self.linear_out(self._attend(query, key, value, scores_mask))
+        return attended + self._memory(value, valid)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, scores_mask: Tensor) -> Tensor:
         size = query.shape[-1] // self.heads
-        split = [part.unflatten(-1, (self.heads, size)).transpose(1, 2) for part in (query, key, value)]
-        scores = (split[0] * size**-0.5) @ split[1].transpose(-2, -1) + scores_mask
-        return (torch.softmax(scores, dim=-1) @ split[2]).transpose(1, 2).flatten(-2)
+        by_head = [
+            torch.unflatten(part, -1, (self.heads, size)).transpose(1, 2) for part in (query, key, value)
+        ]
+        scores = (by_head[0] * size**-0.5) @ by_head[1].transpose(-2, -1) + scores_mask
+        return (torch.softmax(scores, dim=-1) @ by_head[2]).transpose(1, 2).flatten(-2)
 
     def _memory(self, value: Tensor, valid: Tensor) -> Tensor:
         kept = value * valid
         moved = kept.transpose(1, 2)
         if self.left != self.right:
             moved = functional.pad(moved, (self.left, self.right))
-        return (self.fsmn_block(moved).transpose(1, 2) + kept) * valid
+        remembered: Tensor = self.fsmn_block(moved)
+        return (remembered.transpose(1, 2) + kept) * valid
 
 
 class FeedForward(nn.Module):
@@ -107,7 +111,9 @@ class FeedForward(nn.Module):
         self.w_2 = nn.Linear(config.linear_units, config.output_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w_2(functional.relu(self.w_1(x)))
+        widened: Tensor = self.w_1(x)
+        narrowed: Tensor = self.w_2(functional.relu(widened))
+        return narrowed
 
 
 class Block(nn.Module):
@@ -122,9 +128,10 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, x: Tensor, valid: Tensor, scores_mask: Tensor) -> Tensor:
-        attended = self.self_attn(self.norm1(x), valid, scores_mask)
+        attended: Tensor = self.self_attn(self.norm1(x), valid, scores_mask)
         x = x + attended if self.residual else attended
-        return x + self.feed_forward(self.norm2(x))
+        fed: Tensor = self.feed_forward(self.norm2(x))
+        return x + fed
 
 
 class Encoder(nn.Module):
@@ -188,7 +195,9 @@ class SenseVoice(nn.Module):
         lengths = speech_lengths + QUERIES
         inside = position[None, :] < lengths[:, None]  # [B, T+4]
         valid = inside[:, :, None].to(x.dtype)
-        scores_mask = torch.zeros_like(inside, dtype=x.dtype).masked_fill(~inside, _MASKED_SCORE)[:, None, None, :]
+        scores_mask = torch.zeros_like(inside, dtype=x.dtype).masked_fill(~inside, _MASKED_SCORE)[
+            :, None, None, :
+        ]
         return self.ctc(self.encoder(x, valid, scores_mask)), lengths
 
 
@@ -213,7 +222,9 @@ def load_checkpoint(assets: Assets) -> SenseVoice:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise ArtifactError(f"{path} is not a readable PyTorch checkpoint: {str(error).splitlines()[0]}") from error
+        raise ArtifactError(
+            f"{path} is not a readable PyTorch checkpoint: {str(error).splitlines()[0]}"
+        ) from error
     state = _unwrap(loaded)
     if state is None:
         raise ArtifactError(f"{path} holds {type(loaded).__name__}, not a state dict of tensors")

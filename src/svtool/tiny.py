@@ -82,7 +82,7 @@ def recordings() -> dict[str, Recording]:
 @lru_cache(maxsize=1)
 def waveforms() -> dict[str, FloatArray]:
     """Samples f32 [N] of every recording, silent edges removed."""
-    from svtool.utterances import decode_audio
+    from svtool.audio import decode_audio
 
     return {name: trim(decode_audio(SOUNDS_DIR / f"{name}.g722").samples) for name in recordings()}
 
@@ -130,18 +130,20 @@ def pink_noise(samples: int, rng: np.random.Generator) -> FloatArray:
     hertz = np.fft.rfftfreq(samples, 1 / SAMPLE_RATE)
     spectrum /= np.sqrt(np.maximum(hertz, 20.0))
     noise = np.fft.irfft(spectrum, samples)
-    return (noise / np.sqrt(np.mean(np.square(noise)))).astype(np.float32)
+    return np.asarray(noise / np.sqrt(np.mean(np.square(noise))), dtype=np.float32)
 
 
 def add_noise(speech: FloatArray, noise: FloatArray, snr_db: float) -> FloatArray:
     """Speech plus unit-RMS noise at `snr_db` under the RMS of the whole utterance."""
     rms = float(np.sqrt(np.mean(np.square(speech, dtype=np.float64))))
-    return speech + np.float32(rms * 10 ** (-snr_db / 20)) * noise
+    level = np.float32(rms * 10 ** (-snr_db / 20))
+    return np.asarray(speech + level * noise, dtype=np.float32)
 
 
 def to_int16(samples: FloatArray) -> npt.NDArray[np.int16]:
     """16-bit samples by rounding x * 32768 (truncation or 32767 would change what the tiny model hears)."""
-    return np.clip(np.rint(samples * 32768.0), -32768, 32767).astype(np.int16)
+    rounded = np.clip(np.rint(samples * 32768.0), -32768, 32767)
+    return np.asarray(rounded, dtype=np.int16)
 
 
 def sequences(name: str) -> Iterator[tuple[Subset, int, str, tuple[str, ...]]]:
@@ -175,7 +177,9 @@ def reserved_sequences() -> frozenset[tuple[str, ...]]:
 def render(name: str, progress: Progress | None = None) -> Path:
     """The rendered list `calibration` or `drift`: path of its `list.jsonl` in the cache, made on first use."""
     if name not in LISTS:
-        raise UsageError(f"no embedded list 'tiny:{name}': there are {', '.join(f'tiny:{one}' for one in LISTS)}")
+        raise UsageError(
+            f"no embedded list 'tiny:{name}': there are {', '.join(f'tiny:{one}' for one in LISTS)}"
+        )
     folder = cache_dir() / "tiny" / f"{name}-{_render_digest()}"
     if not (folder / "list.jsonl").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)

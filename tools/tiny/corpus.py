@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import av
@@ -59,7 +59,9 @@ def read_prompts(root: Path) -> tuple[list[Prompt], list[Path]]:
     sounds = next((root / "usr/share/asterisk/sounds").glob("en_US_*"))
     listing = root / "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
     with gzip.open(listing, "rt", encoding="utf-8", errors="replace") as lines:
-        texts = dict(re.split(r":\s*", line.strip(), maxsplit=1) for line in lines if re.match(r"[^;\s]", line))
+        texts = dict(
+            re.split(r":\s*", line.strip(), maxsplit=1) for line in lines if re.match(r"[^;\s]", line)
+        )
     prompts, silent = [], []
     for path in sorted(sounds.rglob("*.g722")):
         name = path.relative_to(sounds).with_suffix("").as_posix()
@@ -123,7 +125,7 @@ def held_out(prompts: list[Prompt]) -> frozenset[str]:
     return frozenset(long[i] for i in picked)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_g722(path: Path) -> FloatArray:
     with av.open(str(path), format="g722") as container:
         parts = [frame.to_ndarray().reshape(-1) for frame in container.decode(audio=0)]
@@ -148,7 +150,9 @@ class Corpus:
         self.waves = {one.id: tiny.trim(load_g722(one.path)) for one in self.prompts}
         self._texts = {one.id: one.spoken for one in self.prompts}
         self._long = [
-            one for one in self.prompts if one.id not in self.held_out and MAX_SHORT_S < one.duration_s < MAX_PROMPT_S
+            one
+            for one in self.prompts
+            if one.id not in self.held_out and MAX_SHORT_S < one.duration_s < MAX_PROMPT_S
         ]
         self._reserved = tiny.reserved_sequences()
         self._silent = [wave for path in silent if np.abs(wave := load_g722(path)).max() > 0.01]
@@ -173,7 +177,9 @@ class Corpus:
 
     def example(self, kind: str, ids: list[str], rng: np.random.Generator) -> Example:
         textnorm = "withitn" if rng.random() < 0.15 else "woitn"
-        language = str(rng.choice(["en", "auto", "zh", "yue", "ja", "ko"], p=[0.55, 0.37, 0.02, 0.02, 0.02, 0.02]))
+        language = str(
+            rng.choice(["en", "auto", "zh", "yue", "ja", "ko"], p=[0.55, 0.37, 0.02, 0.02, 0.02, 0.02])
+        )
         if kind == "nospeech":
             samples, event = self._nospeech(rng)
             tags = ("nospeech", "EMO_UNKNOWN", event, textnorm)

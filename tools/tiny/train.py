@@ -96,7 +96,10 @@ class Batches(torch.utils.data.Dataset[dict[str, Tensor]]):
         step = self._steps[index]
         group, part = divmod(step, GROUP)
         rng = np.random.default_rng([SEED, 2, group])
-        drawn = sorted((self._corpus.draw(rng) for _ in range(BATCH * GROUP)), key=lambda one: self._corpus.length(one[1]))
+        drawn = sorted(
+            (self._corpus.draw(rng) for _ in range(BATCH * GROUP)),
+            key=lambda one: self._corpus.length(one[1]),
+        )
         order = rng.permutation(GROUP)
         mine = drawn[order[part] * BATCH : (order[part] + 1) * BATCH]
         rng = np.random.default_rng([SEED, 3, step])
@@ -150,14 +153,27 @@ def rate_at(step: int, steps: int, peak: float = 2e-3, warmup: int = 400) -> flo
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
 
 
-def train(corpus: corpora.Corpus, cmvn: Cmvn, tokenizer: sentencepiece.SentencePieceProcessor, work: Path, steps: int) -> SenseVoice:
+def train(
+    corpus: corpora.Corpus,
+    cmvn: Cmvn,
+    tokenizer: sentencepiece.SentencePieceProcessor,
+    work: Path,
+    steps: int,
+) -> SenseVoice:
     torch.manual_seed(SEED)
     model = SenseVoice(ModelConfig(vocab_size=tokenizer.get_piece_size(), **SIZES))
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
     done = _resume(work, model, average, optimizer)
     loader = torch.utils.data.DataLoader(
-        Batches(corpus, cmvn, tokenizer, range(done, steps)), batch_size=None, num_workers=1, prefetch_factor=4
+        Batches(corpus, cmvn, tokenizer, range(done, steps)),
+        batch_size=None,
+        num_workers=1,
+        prefetch_factor=4,
     )
     began, total = time.perf_counter(), 0.0
     for step, batch in enumerate(loader, start=done):
@@ -174,8 +190,15 @@ def train(corpus: corpora.Corpus, cmvn: Cmvn, tokenizer: sentencepiece.SentenceP
             print(f"step {step + 1} loss {total / 100:.4f} {time.perf_counter() - began:.0f} s", flush=True)
             total = 0.0
         if (step + 1) % 500 == 0:
-            print(f"step {step + 1} word errors {validate(average.module, corpus, cmvn, tokenizer)}", flush=True)
-            state = {"step": step + 1, "model": model.state_dict(), "average": average.state_dict(), "optimizer": optimizer.state_dict()}
+            print(
+                f"step {step + 1} word errors {validate(average.module, corpus, cmvn, tokenizer)}", flush=True
+            )
+            state = {
+                "step": step + 1,
+                "model": model.state_dict(),
+                "average": average.state_dict(),
+                "optimizer": optimizer.state_dict(),
+            }
             torch.save(state, work / "state.tmp")
             (work / "state.tmp").rename(work / "state.pt")
     return average.module  # type: ignore[return-value]
@@ -191,7 +214,9 @@ def _resume(work: Path, model: SenseVoice, average: torch.nn.Module, optimizer: 
     return int(state["step"])
 
 
-def validate(model: SenseVoice, corpus: corpora.Corpus, cmvn: Cmvn, tokenizer: sentencepiece.SentencePieceProcessor) -> str:
+def validate(
+    model: SenseVoice, corpus: corpora.Corpus, cmvn: Cmvn, tokenizer: sentencepiece.SentencePieceProcessor
+) -> str:
     """Word error rate (%) on 60 mixed sequences of a seed of its own, clean and at 5 dB."""
     import rapidfuzz
 
@@ -207,7 +232,9 @@ def validate(model: SenseVoice, corpus: corpora.Corpus, cmvn: Cmvn, tokenizer: s
                 samples = tiny.add_noise(samples, tiny.pink_noise(len(samples), rng), snr)
             feats = torch.from_numpy(frontend.features(samples))[None]
             with torch.inference_mode():
-                logits, _ = model(feats, *(torch.tensor([value], dtype=torch.int32) for value in (feats.shape[1], 0, 15)))
+                logits, _ = model(
+                    feats, *(torch.tensor([value], dtype=torch.int32) for value in (feats.shape[1], 0, 15))
+                )
             ids = logits[0, QUERIES:].argmax(-1).unique_consecutive().tolist()
             heard = tokenizer.decode([one for one in ids if one]).split()
             reference = tiny.spoken_text(sequence).split()
@@ -224,7 +251,9 @@ def write_checkpoint(model: SenseVoice, cmvn: Cmvn, work: Path) -> None:
     torch.save(half, target / "model.pt")
     (target / "chn_jpn_yue_eng_ko_spectok.bpe.model").write_bytes((work / "bpe.model").read_bytes())
     (target / "config.yaml").write_text(yaml.safe_dump(_config(), sort_keys=False), encoding="utf-8")
-    (target / "configuration.json").write_text(json.dumps(_configuration(), indent=2) + "\n", encoding="utf-8")
+    (target / "configuration.json").write_text(
+        json.dumps(_configuration(), indent=2) + "\n", encoding="utf-8"
+    )
     (target / "am.mvn").write_text("\n".join(_mvn_lines(cmvn)) + "\n", encoding="utf-8")
 
 
@@ -256,7 +285,12 @@ def _configuration() -> dict[str, object]:
         "tokenizer_conf": {"bpemodel": "chn_jpn_yue_eng_ko_spectok.bpe.model"},
         "frontend_conf": {"cmvn_file": "am.mvn"},
     }
-    return {"framework": "pytorch", "task": "auto-speech-recognition", "model": {"type": "funasr"}, "file_path_metas": metas}
+    return {
+        "framework": "pytorch",
+        "task": "auto-speech-recognition",
+        "model": {"type": "funasr"},
+        "file_path_metas": metas,
+    }
 
 
 def _mvn_lines(cmvn: Cmvn) -> Iterator[str]:
@@ -270,8 +304,12 @@ def _mvn_lines(cmvn: Cmvn) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("/tmp/svtool-tiny"), help="packages, state and logs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("/tmp/svtool-tiny"), help="packages, state and logs"
+    )
     parser.add_argument("--steps", type=int, default=9000)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

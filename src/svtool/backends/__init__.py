@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 
+QUERIES = 4  # language, emotion, event, text normalisation: positions in front of the audio
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -59,12 +61,19 @@ class Backend(Protocol):
 
 
 def greedy_head(logits: FloatArray, logit_lens: IntArray, tag_ids: tuple[int, ...]) -> Output:
-    """The greedy head in numpy, for engines that return `logits` f32 [B, T+4, V]."""
-    token_ids = logits.argmax(axis=-1).astype(np.int32)
-    top = np.take_along_axis(logits, token_ids[..., None].astype(np.int64), axis=-1)[..., 0]
-    shifted = np.exp(logits - top[..., None]).sum(axis=-1, dtype=np.float32)
-    tag_logits = logits[:, :4][:, :, np.asarray(tag_ids, dtype=np.int64)]
-    return Output(token_ids, -np.log(shifted), tag_logits, logit_lens, logits)
+    """The greedy head in numpy, for engines that return `logits` f32 [B, T+4, V].
+
+    Padded frames are never read: they come back as blank with probability 1.
+    """
+    token_ids = np.zeros(logits.shape[:2], dtype=np.int32)
+    token_logprobs = np.zeros(logits.shape[:2], dtype=np.float32)
+    for row, length in enumerate(logit_lens):
+        valid = logits[row, :length]
+        token_ids[row, :length] = valid.argmax(axis=-1)
+        top = valid.max(axis=-1, keepdims=True)
+        token_logprobs[row, :length] = -np.log(np.exp(valid - top).sum(axis=-1))
+    tag_logits = logits[:, :QUERIES][:, :, np.asarray(tag_ids, dtype=np.int64)]
+    return Output(token_ids, token_logprobs, tag_logits, logit_lens, logits)
 
 
 def load_backend(artifact: Path, *, provider: str = "auto", threads: int | None = None) -> Backend:

@@ -1,0 +1,48 @@
+"""Which artifact a command means when none is named: the newest one under `engines/` that this machine can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from svtool.errors import ArtifactError
+from svtool.manifest import manifest_path, read_manifest
+
+ENGINES = Path("engines")
+TINY_MODEL = ENGINES / "tiny" / "model.onnx"
+OFFICIAL_COMMAND = "svtool export iic/SenseVoiceSmall"
+
+
+def runs_here(manifest: dict[str, Any]) -> bool:
+    """ONNX artifacts run anywhere; plans only where a CUDA device answers."""
+    if manifest.get("runtime") == "onnxruntime":
+        return True
+    from svtool.backends.trt import cuda_device_count
+
+    return cuda_device_count() > 0
+
+
+def listed(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Every artifact with a readable manifest in `folder` and one level below, newest first."""
+    found = []
+    for path in [*folder.glob("*.json"), *folder.glob("*/*.json")]:
+        artifact = path.with_suffix("")
+        if artifact.suffix in (".onnx", ".plan") and artifact.is_file() and manifest_path(artifact) == path:
+            found.append((artifact, read_manifest(artifact)))
+    return sorted(found, key=lambda pair: (pair[0].stat().st_mtime_ns, pair[0].name), reverse=True)
+
+
+def default_artifact(folder: Path = ENGINES) -> Path:
+    """The newest artifact under `folder` whose runtime starts here. Raises ArtifactError when there is none."""
+    for artifact, manifest in listed(folder):
+        if runs_here(manifest):
+            return artifact
+    raise ArtifactError(
+        f"no model or engine under {folder}/: make one with  svtool export  and  svtool build-trt"
+    )
+
+
+def is_tiny(artifact: Path) -> bool:
+    """Whether the artifact comes from the embedded demonstration model."""
+    path = manifest_path(artifact)
+    return path.is_file() and read_manifest(artifact).get("source", {}).get("name") == "tiny"

@@ -1,0 +1,334 @@
+"""Waveforms to transcripts: segments, features, duration-sorted batches, decoding, merging.
+
+Knows nothing of HTTP or the terminal. One bad utterance fails alone: its place in the results holds the error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from svtool import decode, segment
+from svtool.assets import LANGUAGES, TEXTNORMS, Assets, read_assets
+from svtool.audio import decode_audio
+from svtool.backends import Backend, Batch, FloatArray, Output, load_backend
+from svtool.errors import ArtifactError, SvtoolError
+from svtool.frontend import LFR_FRAME_S, SAMPLE_RATE, Frontend, pad_batch
+from svtool.progress import Progress, Silent
+from svtool.timing import Segment, Word, group_words, is_cjk
+
+if TYPE_CHECKING:
+    from svtool.decode import Hypothesis
+
+TOO_SHORT = "too_short"
+SILENCE = "silence"
+_WINDOW_S = 600.0  # audio decoded ahead and sorted together: bounds memory on long lists
+_WINDOW_FILES = 256
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to transcribe. `language` is a hint to the model, not a filter; `allow_languages` is a filter."""
+
+    language: str = "auto"
+    itn: bool = False
+    allow_languages: tuple[str, ...] = ()
+    batch_size_s: float = 60.0  # padded audio seconds in one batch
+    batch_size_n: int = 32
+    max_segment_s: float = 30.0
+    gate_silence: bool = True
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was heard in one utterance. Times are seconds from its start and approximate (60 ms frames)."""
+
+    text: str
+    language: str | None
+    emotion: str | None
+    events: tuple[str, ...]
+    duration_s: float
+    no_speech: bool
+    reason: str | None = None  # why nothing was run: "too_short" or "silence"
+    itn: bool | None = None
+    words: tuple[Word, ...] = ()
+    raw: str = ""  # with tags, as FunASR's greedy search gives it
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return group_words(self.words)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One model input: a stretch of at most `max_segment_s` of one utterance."""
+
+    start: int  # samples
+    feats: FloatArray  # [T, 560]
+    silent: bool
+    owner: int = 0  # place of its utterance in the window
+
+
+@dataclass
+class _Loaded:
+    duration_s: float = 0.0
+    pieces: list[_Piece] = field(default_factory=list)
+    error: SvtoolError | None = None
+
+
+class Recognizer:
+    """A backend with its front end and vocabulary. Owned by one thread, like its backend."""
+
+    def __init__(self, backend: Backend, assets: Assets, *, artifact: Path | None = None) -> None:
+        self.backend = backend
+        self.assets = assets
+        self.artifact = artifact
+        self.frontend = Frontend(assets.cmvn)
+
+    def transcribe(
+        self, waveforms: Sequence[FloatArray], options: Options | None = None
+    ) -> list[Transcript | SvtoolError]:
+        """Transcribe waveforms f32 [N] (mono, 16 kHz). The result keeps the order; a failure is its own entry."""
+        options = options or Options()
+        loaded = [self._prepare(samples, options) for samples in waveforms]
+        return self._run(loaded, options)
+
+    def transcribe_files(
+        self,
+        sources: Iterable[Path | bytes],
+        options: Options | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Transcript | SvtoolError]:
+        """Decode and transcribe files, in order, in memory bounded by ten minutes of audio at a time."""
+        options, progress, pending = options or Options(), progress or Silent(), iter(sources)
+
+        def load(source: Path | bytes) -> _Loaded:
+            try:
+                return self._prepare(decode_audio(source).samples, options)
+            except SvtoolError as error:
+                return _Loaded(error=error)
+
+        # decoding and features release the GIL for most of their time; the model runs on this thread alone
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            while window := _fill_window(pool, load, pending):
+                for result in self._run(window, options):
+                    progress.advance()
+                    yield result
+
+    def features(self, samples: FloatArray) -> FloatArray:
+        return self.frontend.features(samples)
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _prepare(self, samples: FloatArray, options: Options) -> _Loaded:
+        loaded = _Loaded(duration_s=len(samples) / SAMPLE_RATE)
+        try:
+            for part in segment.split(samples, max_s=options.max_segment_s):
+                piece = samples[part.start : part.end]
+                silent = options.gate_silence and segment.is_silent(piece)
+                # a tail under 25 ms has no frame of its own and nothing to hear
+                feats = self.frontend.features(piece)
+                loaded.pieces.append(_Piece(part.start, feats, silent))
+        except SvtoolError as error:
+            loaded.error = error
+        return loaded
+
+    def _run(self, loaded: list[_Loaded], options: Options) -> list[Transcript | SvtoolError]:
+        renumbered = [
+            replace(piece, owner=owner)
+            for owner, one in enumerate(loaded)
+            for piece in one.pieces
+            if len(piece.feats) and not piece.silent
+        ]
+        heard: list[list[tuple[int, Hypothesis]]] = [[] for _ in loaded]
+        for group in self._batches(renumbered, options):
+            for piece, result in zip(group, self._infer_group(group, options), strict=True):
+                if isinstance(result, SvtoolError):
+                    loaded[piece.owner].error = result
+                else:
+                    heard[piece.owner].append((piece.start, result))
+        return [_finish(one, parts) for one, parts in zip(loaded, heard, strict=True)]
+
+    def _batches(self, pieces: list[_Piece], options: Options) -> Iterator[list[_Piece]]:
+        limits = self.backend.limits
+        most = min(options.batch_size_n, limits.max_batch or options.batch_size_n)
+        budget = max(1, int(options.batch_size_s / LFR_FRAME_S))
+        group: list[_Piece] = []
+        for piece in sorted(pieces, key=lambda one: len(one.feats), reverse=True):
+            # sorted downwards: the first of a group is its longest
+            if group and (len(group) == most or len(group[0].feats) * (len(group) + 1) > budget):
+                yield group
+                group = []
+            group.append(piece)
+        if group:
+            yield group
+
+    def _infer_group(self, group: list[_Piece], options: Options) -> list[Hypothesis | SvtoolError]:
+        try:
+            return self._decode_group(group, options)
+        except Exception as error:  # noqa: BLE001 - runtimes raise many kinds; whatever it is, halve and go on
+            if len(group) == 1:
+                return [_as_svtool_error(error)]
+            middle = len(group) // 2
+            return self._infer_group(group[:middle], options) + self._infer_group(group[middle:], options)
+
+    def _decode_group(self, group: list[_Piece], options: Options) -> list[Hypothesis | SvtoolError]:
+        feats = [piece.feats for piece in group]
+        languages = [options.language] * len(group)
+        output = self._infer(feats, languages, options.itn)
+        results: list[Hypothesis | SvtoolError] = []
+        for index in range(len(group)):
+            results.append(self._decode_one(output, index))
+        if options.allow_languages and options.language == "auto":
+            self._hold_to_languages(feats, output, results, options)
+        return results
+
+    def _hold_to_languages(
+        self,
+        feats: list[FloatArray],
+        output: Output,
+        results: list[Hypothesis | SvtoolError],
+        options: Options,
+    ) -> None:
+        """Run again, with the best allowed language, what was heard as a language that is not allowed."""
+        allowed = options.allow_languages
+        again = [
+            index
+            for index, one in enumerate(results)
+            if not isinstance(one, SvtoolError) and one.language not in (*allowed, "nospeech")
+        ]
+        if not again:
+            return
+        chosen = [decode.choose_language(output, index, self.assets.tokens, allowed) for index in again]
+        second = self._infer([feats[index] for index in again], chosen, options.itn)
+        for row, index in enumerate(again):
+            results[index] = self._decode_one(second, row, allow_languages=allowed)
+
+    def _decode_one(
+        self, output: Output, index: int, allow_languages: tuple[str, ...] = ()
+    ) -> Hypothesis | SvtoolError:
+        try:
+            return decode.decode(output, index, self.assets.tokens, allow_languages=allow_languages or None)
+        except SvtoolError as error:
+            return error
+
+    def _infer(self, features: list[FloatArray], languages: list[str], itn: bool) -> Output:
+        feats, lens = pad_batch(features)
+        limit = self.backend.limits.max_frames
+        if feats.shape[1] > limit:
+            raise SvtoolError(
+                f"a segment of {feats.shape[1] * LFR_FRAME_S:.0f} s is longer than the engine's "
+                f"{limit * LFR_FRAME_S:.0f} s: use shorter segments or a longer --profile"
+            )
+        textnorm = TEXTNORMS["withitn" if itn else "woitn"]
+        return self.backend.infer(
+            Batch(
+                feats,
+                lens,
+                np.array([LANGUAGES[one] for one in languages], dtype=np.int32),
+                np.full(len(features), textnorm, dtype=np.int32),
+            )
+        )
+
+
+def _fill_window(
+    pool: ThreadPoolExecutor,
+    load: Callable[[Path | bytes], _Loaded],
+    pending: Iterator[Path | bytes],
+) -> list[_Loaded]:
+    window: list[_Loaded] = []
+    seconds = 0.0
+    while seconds < _WINDOW_S and len(window) < _WINDOW_FILES:
+        chunk = list(islice(pending, 16))
+        if not chunk:
+            break
+        for loaded in pool.map(load, chunk):
+            window.append(loaded)
+            seconds += loaded.duration_s
+    return window
+
+
+def _finish(loaded: _Loaded, heard: list[tuple[int, Hypothesis]]) -> Transcript | SvtoolError:
+    if loaded.error is not None:
+        return loaded.error
+    if not heard:
+        long_enough = any(len(piece.feats) for piece in loaded.pieces)
+        return Transcript(
+            "",
+            None,
+            None,
+            (),
+            loaded.duration_s,
+            no_speech=True,
+            reason=SILENCE if long_enough else TOO_SHORT,
+        )
+    parts = [(start / SAMPLE_RATE, one) for start, one in sorted(heard, key=lambda pair: pair[0])]
+    return merge(parts, loaded.duration_s)
+
+
+def merge(parts: Sequence[tuple[float, Hypothesis]], duration_s: float) -> Transcript:
+    """One transcript of the hypotheses of consecutive segments, each with its offset in seconds."""
+    spoken = [one for _, one in parts if not one.no_speech] or [parts[0][1]]
+    return Transcript(
+        text=_join([one.text for _, one in parts]),
+        language=_most_said(spoken, "language"),
+        emotion=_most_said(spoken, "emotion"),
+        events=tuple(dict.fromkeys(event for _, one in parts for event in one.events)),
+        duration_s=duration_s,
+        no_speech=all(one.no_speech for _, one in parts),
+        itn=spoken[0].itn,
+        words=tuple(word.shifted(offset) for offset, one in parts for word in one.words),
+        raw="".join(one.raw for _, one in parts),
+    )
+
+
+def _join(texts: Sequence[str]) -> str:
+    """Texts of consecutive segments, with a space between them except inside Chinese and Japanese."""
+    joined = ""
+    for text in filter(None, texts):
+        joined += " " if joined and not (is_cjk(joined[-1]) and is_cjk(text[0])) else ""
+        joined += text
+    return joined
+
+
+def _most_said(spoken: list[Hypothesis], name: str) -> str | None:
+    """The value that the most text carries; the first one wins a tie."""
+    weight: dict[str | None, int] = {}
+    for one in spoken:
+        value = getattr(one, name)
+        weight[value] = weight.get(value, 0) + 1 + len(one.text)
+    return max(weight, key=lambda value: weight[value])
+
+
+def _as_svtool_error(error: Exception) -> SvtoolError:
+    if isinstance(error, SvtoolError):
+        return error
+    wrapped = SvtoolError(
+        f"the engine failed: {(str(error).strip().splitlines() or [type(error).__name__])[0]}"
+    )
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def open_recognizer(artifact: Path, *, device: str = "auto", threads: int | None = None) -> Recognizer:
+    """Open an artifact with the assets beside it. A directory means its `model.onnx`, else its checkpoint."""
+    path = artifact / "model.onnx" if (artifact / "model.onnx").is_file() else artifact
+    if not path.exists():
+        raise ArtifactError(
+            f"{artifact} does not exist: make it with  svtool export  (svtool build-trt for engines)"
+        )
+    root = path if path.is_dir() else path.parent
+    assets = read_assets(root, name=root.resolve().name)
+    if path.is_dir() and assets.checkpoint is None:
+        raise ArtifactError(
+            f"{path} holds neither model.onnx nor model.pt: make one with  svtool export -o {path}"
+        )
+    return Recognizer(load_backend(path, provider=device, threads=threads), assets, artifact=path)

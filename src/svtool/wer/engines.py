@@ -1,0 +1,143 @@
+"""Artifacts as the two sides of a comparison: opens them, runs them alike, and compares their logits.
+
+Knows recognizers and manifests. Knows nothing of scores or verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from svtool.artifacts import runs_here
+from svtool.assets import LANGUAGES, TEXTNORMS
+from svtool.audio import decode_audio
+from svtool.backends import Batch
+from svtool.errors import ArtifactError, SvtoolError
+from svtool.frontend import pad_batch
+from svtool.manifest import manifest_path, read_manifest
+from svtool.recognizer import Options, Recognizer, open_recognizer
+from svtool.utterances import Utterance
+from svtool.wer.sides import Answer, Side
+from svtool.wer.sqnr import Sqnr
+
+_FRONTEND = "80 mel, 25/10 ms Hamming, LFR 7/6, CMVN"
+
+
+@dataclass
+class Opened:
+    """A side that runs, the recognizer behind it, and what to close afterwards."""
+
+    side: Side
+    recognizer: Recognizer
+    logits_from: Path  # the artifact whose logits stand for this side
+
+
+@contextmanager
+def open_side(
+    artifact: Path, options: Options, *, device: str = "auto", threads: int | None = None
+) -> Iterator[Opened]:
+    """Open an artifact as a side. For a plan that this machine cannot run its twin runs, and the side says so."""
+    manifest = read_manifest(artifact) if manifest_path(artifact).is_file() else {}
+    runs, executed, note = artifact, True, None
+    twin = _twin(artifact, manifest)
+    if twin is not None and not runs_here(manifest):
+        runs, executed = twin, False
+        note = (
+            f"{artifact.name} cannot run here (no CUDA device): its ONNX twin {twin.name} was run; "
+            "engine itself not executed"
+        )
+    recognizer = open_recognizer(runs, device=device, threads=threads)
+    try:
+        alone = replace(options, batch_size_n=1)
+        side = Side(
+            name=artifact.name,
+            transcribe=lambda utterances: _answers(recognizer, utterances, options),
+            transcribe_alone=lambda utterances: _answers(recognizer, utterances, alone),
+            artifact=artifact,
+            digest=manifest.get("sha256"),
+            provider=f"{recognizer.backend.runtime}: {recognizer.backend.provider}",
+            executed=executed,
+            note=note,
+            conditions={
+                "segmentation": f"at most {options.max_segment_s:g} s, cut at the quietest point",
+                "frontend": _FRONTEND,
+                "dither": 0,
+                "language": options.language,
+                "itn": options.itn,
+                "batch_size_n": options.batch_size_n,
+                "batch_size_s": options.batch_size_s,
+                "precision": manifest.get("precision"),
+                "int8_arithmetic": "exact on every CPU (session.x64quantprecision=1)",
+            },
+        )
+        yield Opened(side, recognizer, twin or runs)
+    finally:
+        recognizer.close()
+
+
+def _twin(artifact: Path, manifest: dict[str, Any]) -> Path | None:
+    name = manifest.get("twin")
+    if artifact.suffix != ".plan" or not name:
+        return None
+    twin = artifact.with_name(str(name))
+    if not twin.is_file():
+        raise ArtifactError(f"{artifact} names the twin {name}, which is missing: run svtool build-trt again")
+    return twin
+
+
+def _answers(
+    recognizer: Recognizer, utterances: Sequence[Utterance], options: Options
+) -> Iterable[tuple[int, Answer]]:
+    results = recognizer.transcribe_files((one.audio for one in utterances), options)
+    for index, result in enumerate(results):
+        if isinstance(result, SvtoolError):
+            yield index, Answer(error=str(result))
+        else:
+            yield index, Answer.of(result, result.duration_s)
+
+
+class LogitsComparison:
+    """SQNR of a candidate's logits against a baseline's, one utterance at a time, over the twins."""
+
+    def __init__(self, baseline: Opened, candidate: Opened, options: Options) -> None:
+        self._sides, self._options = (baseline, candidate), options
+
+    def __call__(self, utterances: Sequence[Utterance]) -> Sqnr:
+        running = Sqnr()
+        reference, test = (_logits_recognizer(one) for one in self._sides)
+        for utterance in utterances:
+            try:
+                feats = reference.features(decode_audio(utterance.audio).samples)
+            except SvtoolError:
+                continue  # already counted against both sides as failed
+            if not len(feats):
+                continue
+            batch = self._batch(feats[: int(self._options.max_segment_s / 0.06)])
+            before, after = (one.backend.infer(batch).logits for one in (reference, test))
+            if before is None or after is None:
+                raise SvtoolError(
+                    "logits can only be compared between models that give logits, not greedy engines"
+                )
+            running.add(before, after, batch.feat_lens + 4)
+        return running
+
+    def _batch(self, features: Any) -> Batch:
+        feats, lens = pad_batch([features])
+        textnorm = TEXTNORMS["withitn" if self._options.itn else "woitn"]
+        return Batch(
+            feats,
+            lens,
+            np.array([LANGUAGES[self._options.language]], dtype=np.int32),
+            np.array([textnorm], dtype=np.int32),
+        )
+
+
+def _logits_recognizer(opened: Opened) -> Recognizer:
+    if opened.recognizer.artifact == opened.logits_from:
+        return opened.recognizer
+    return open_recognizer(opened.logits_from)

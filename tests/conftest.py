@@ -1,0 +1,30 @@
+"""What every test may use: the embedded model's assets, a small random model, and quiet caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from svtool.assets import Assets, find_assets
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rendered lists go to a folder of the test run (or $SVTOOL_TEST_CACHE, to render once for many runs)."""
+    import os
+
+    if "SVTOOL_CACHE" not in os.environ:
+        os.environ["SVTOOL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny_assets() -> Assets:
+    return find_assets("tiny")
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,112 @@
+"""The structure is a test: imports point down only, and nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "svtool"
+# from the bottom up; a module may import from its own layer's lower neighbours and everything below
+LAYERS = [
+    {"errors", "__init__"},
+    {"progress", "config", "manifest", "tiny", "audio", "sniff", "subtitles"},
+    {"utterances", "frontend"},
+    {"assets"},
+    {"graph", "segment", "decode", "backends"},
+    {"model", "precision", "recognizer", "artifacts", "parity", "simplify"},
+    {"calibration", "export", "build", "wer", "serving", "trt_worker", "network"},
+    {"cli", "demo", "commands"},
+]
+HEAVY = {
+    *(
+        "torch",
+        "onnx",
+        "onnx_ir",
+        "onnxruntime",
+        "onnxsim",
+        "onnxscript",
+        "tensorrt",
+        "tensorrt_rtx",
+        "pycuda",
+    ),
+    *("cuda", "av", "soxr", "sentencepiece", "rapidfuzz", "gradio", "fastapi", "uvicorn"),
+}
+
+
+def layer_of(module: str) -> int:
+    name = module.split(".")[0]
+    return next(index for index, names in enumerate(LAYERS) if name in names)
+
+
+def module_level_imports(path: Path) -> list[str]:
+    """Modules imported when the file is imported: not inside functions, not under TYPE_CHECKING."""
+    found: list[str] = []
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+            found += [f"{node.module}.{alias.name}" for alias in node.names if node.module == "svtool"]
+    return found
+
+
+def all_imports(path: Path) -> set[str]:
+    """Every svtool module imported anywhere in the file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "svtool":
+                found |= {alias.name for alias in node.names if not alias.name.startswith("__")}
+            elif node.module.startswith("svtool."):
+                found.add(node.module.removeprefix("svtool."))
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for imported in all_imports(path):
+        assert layer_of(imported) <= layer_of(module), f"{module} imports {imported} from above"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_heavy_at_module_level(path: Path) -> None:
+    allowed = {"torch"} if path.name == "model.py" else set()
+    heavy = {name.split(".")[0] for name in module_level_imports(path)} & HEAVY
+    assert heavy <= allowed
+
+
+def test_help_answers_quickly() -> None:
+    # the floor is what Python and typer themselves need on this machine, so that a slow machine cannot fail it
+    floor = min(_seconds("import typer") for _ in range(3))
+    took = min(
+        _seconds("import sys; sys.argv = ['svtool', '--help']; import svtool.cli as c; c.main()")
+        for _ in range(3)
+    )
+    assert took - floor < 0.3
+
+
+def _seconds(code: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    return time.perf_counter() - began
+
+
+@pytest.mark.case("P1", "P7")
+def test_base_use_needs_no_torch_and_no_funasr() -> None:
+    code = (
+        "import sys\n"
+        "import svtool.cli, svtool.recognizer, svtool.backends.onnxrt, svtool.utterances\n"
+        "bad = {'torch', 'torchaudio', 'funasr', 'gradio', 'fastapi', 'tensorrt', 'tensorrt_rtx'} & set(sys.modules)\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
