@@ -1,0 +1,201 @@
+"""From measured signals to a verdict: limits, hard checks, reasons and warnings in words.
+
+Knows numbers and limits. Knows nothing of how they were measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from svtool.errors import UsageError
+from svtool.wer.groups import Group
+from svtool.wer.score import Counts, Korean, utterances_to_decide
+
+Verdict = Literal["pass", "fail", "inconclusive"]
+ENOUGH_UTTERANCES = 200
+_NOT_EXECUTED = "engine itself not executed"
+# Below this many a bucket's bootstrap is a lottery; and among many buckets one looks bad by chance, so a bucket
+# fails only when hardly any resample stays within the budget.
+ENOUGH_IN_A_BUCKET = 10
+_SURE = 0.999
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    budget: float = 0.5  # points of drift
+    max_disagreement: float | None = None  # percent, candidate scored against baseline text
+    disagreement_where: tuple[str, str] | None = (
+        None  # column and value: the limit judges only these utterances
+    )
+    min_sqnr_db: float | None = None
+    normaliser: str = "basic"
+    korean: Korean = "words"
+    columns: tuple[str, ...] = ()  # further columns of the list to break drift down by
+    worst: int = 10
+    resamples: int = 2000
+    seed: int = 0
+    sqnr_sample: int = 64  # utterances
+    alone_sample: int = 32  # utterances
+    max_alone_disagreement: float = 5.0  # percent; padding faults give far more, rounding far less
+    data: Mapping[str, str] = field(default_factory=dict)  # e.g. {"list": path, "sha256": digest}
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.budget) and self.budget >= 0):
+            raise UsageError(f"the drift budget is in points and cannot be {self.budget}: give 0 or more")
+        if self.resamples < 100:
+            raise UsageError(f"{self.resamples} resamples give no interval: use at least 100 (default 2000)")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A hard check. `passed` None = a limit is set but the value could not be measured."""
+
+    name: str
+    value: float | None
+    limit: float
+    passed: bool | None
+    message: str
+
+
+@dataclass(frozen=True)
+class AloneCheck:
+    """Texts at the served batch settings against texts of the same utterances at batch 1."""
+
+    utterances: int
+    differing: tuple[str, ...]  # ids
+    disagreement: float | None  # percent
+
+
+def percent(counts: Counts) -> float | None:
+    return None if counts.rate is None else 100.0 * counts.rate
+
+
+def failures_check(name: str, failed: Sequence[tuple[str, str]], utterances: int) -> Check:
+    shown = "; ".join(f"{one}: {error}" for one, error in failed[:5]) + ("; …" if len(failed) > 5 else "")
+    message = f"{name} failed on {len(failed)} of {utterances} utterances" + (f" ({shown})" if failed else "")
+    return Check(f"failed utterances of {name}", len(failed), 0, not failed, message)
+
+
+def disagreement_check(judged: Counts, utterances: int, options: GateOptions) -> Iterator[Check]:
+    limit = options.max_disagreement
+    if limit is None:
+        return
+    where = " = ".join(options.disagreement_where) if options.disagreement_where else "all"
+    scope = f"on {utterances} utterances ({where})"
+    value = percent(judged)
+    if value is None:
+        # Both silent is agreement; text where the baseline has none at all cannot be put in percent.
+        said = f"the baseline gave no text {scope} and the candidate {judged.insertions} tokens"
+        yield Check("disagreement", None, limit, judged.errors == 0, said)
+        return
+    side = "within" if value <= limit else "above"
+    said = f"candidate against baseline text {scope}: {value:.2f} %, {side} the limit of {limit:g} %"
+    yield Check("disagreement", value, limit, value <= limit, said)
+
+
+def sqnr_check(value: float | None, options: GateOptions) -> Iterator[Check]:
+    limit = options.min_sqnr_db
+    if limit is None:
+        return
+    if value is None:
+        said = "SQNR has a limit but was not measured: both sides need logits (their twins have them)"
+        yield Check("sqnr_db", None, limit, None, said)
+        return
+    side = "at or above" if value >= limit else "below"
+    yield Check(
+        "sqnr_db", value, limit, value >= limit, f"SQNR {value:.1f} dB is {side} the limit of {limit:g} dB"
+    )
+
+
+def bucket_checks(kind: str, groups: Sequence[Group], options: GateOptions) -> Iterator[Check]:
+    """A fault that only long clips (or one language) show must not hide in the whole."""
+    for group in groups:
+        if group.interval is None or group.utterances < ENOUGH_IN_A_BUCKET or len(groups) == 1:
+            continue
+        if group.interval.exceeds >= _SURE:
+            said = f"{kind} {group.name}: {_drift_words(group)} lies above the budget of {options.budget:g}"
+            yield Check(f"{kind} {group.name}", group.drift, options.budget, False, said)
+
+
+def alone_check(name: str, alone: AloneCheck | None, options: GateOptions) -> Iterator[Check]:
+    if alone is None:
+        return
+    limit = options.max_alone_disagreement
+    passed = not alone.differing if alone.disagreement is None else alone.disagreement <= limit
+    said = f"{name}: {len(alone.differing)} of {alone.utterances} texts differ from those at batch 1"
+    yield Check(f"batch 1 of {name}", alone.disagreement, limit, passed, said)
+
+
+def more_utterances(whole: Group, budget: float) -> int | None:
+    if whole.drift is None or whole.interval is None:
+        return None
+    return utterances_to_decide(whole.utterances, whole.drift, whole.interval, budget)
+
+
+def decide(
+    whole: Group, checks: Sequence[Check], budget: float, more: int | None
+) -> tuple[Verdict, tuple[str, ...]]:
+    failed = [check.message for check in checks if check.passed is False]
+    unmeasured = [check.message for check in checks if check.passed is None]
+    if whole.interval is None:
+        return ("fail" if failed else "inconclusive"), (
+            *failed,
+            "no reference holds a token: drift is undefined",
+        )
+    drift = _drift_words(whole)
+    if whole.interval.low > budget:
+        failed.insert(0, f"{drift} lies above the budget of {budget:g}")
+    if failed:
+        return "fail", tuple(failed)
+    if whole.interval.high > budget:
+        return "inconclusive", (f"{drift} straddles the budget of {budget:g}: {_advice(more)}", *unmeasured)
+    return ("inconclusive" if unmeasured else "pass"), (
+        f"{drift} stays within the budget of {budget:g}",
+        *unmeasured,
+    )
+
+
+def _drift_words(group: Group) -> str:
+    assert group.drift is not None
+    assert group.interval is not None
+    return f"drift {group.drift:+.2f} points (95 % {group.interval.low:+.2f} to {group.interval.high:+.2f})"
+
+
+def _advice(more: int | None) -> str:
+    if more is None:
+        return "the drift sits on the budget itself, so more utterances will hardly decide"
+    return f"about {_rounded(more):,} more utterances like these would decide"
+
+
+def _rounded(number: int) -> int:
+    """Two figures are all that an extrapolation deserves."""
+    step = int(10 ** max(0, len(str(number)) - 2))
+    return -(-number // step) * step
+
+
+def warnings(
+    whole: Group, sides: Sequence[tuple[str, bool, str | None]], worst_duration: Group | None
+) -> tuple[str, ...]:
+    """`sides`: (name, executed, note)."""
+    found = []
+    if whole.utterances < ENOUGH_UTTERANCES:
+        found.append(
+            f"only {whole.utterances} utterances ({whole.baseline.reference_tokens} reference tokens): under "
+            f"{ENOUGH_UTTERANCES} the interval is too narrow to trust"
+        )
+    for name, executed, note in sides:
+        said = [] if executed or (note and _NOT_EXECUTED in note) else [_NOT_EXECUTED]
+        if said or note:
+            found.append(f"{name}: {'; '.join([*said, note] if note else said)}")
+    if (
+        worst_duration is not None
+        and whole.drift is not None
+        and (worst_duration.drift or 0) > max(whole.drift, 0)
+    ):
+        found.append(
+            f"worst duration bucket: {worst_duration.name}, drift {worst_duration.drift:+.2f} points"
+        )
+    return tuple(found)

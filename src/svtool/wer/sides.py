@@ -1,0 +1,132 @@
+"""The two sides of a comparison: what each must bring, and how its answers are collected completely.
+
+Knows answers (texts and tags) and where they came from. Knows nothing of scoring, engines or audio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from svtool.errors import SvtoolError
+
+if TYPE_CHECKING:
+    from svtool.progress import Progress
+    from svtool.utterances import Utterance
+
+Plain = str | int | float | bool | None
+# Scores of two sides say something about the engines only when these agree.
+SHARED_CONDITIONS = ("segmentation", "frontend", "dither", "language", "itn")
+TAGS = ("language", "emotion", "events", "itn")
+
+
+class Heard(Protocol):
+    """What the gate reads of a decoded hypothesis (`svtool.decode.Hypothesis` has these)."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def language(self) -> str | None: ...
+    @property
+    def emotion(self) -> str | None: ...
+    @property
+    def events(self) -> Sequence[str]: ...
+    @property
+    def itn(self) -> bool | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one side made of one utterance; `error` instead of a text when it failed on it."""
+
+    text: str = ""
+    language: str | None = None
+    emotion: str | None = None
+    events: tuple[str, ...] = ()
+    itn: bool | None = None
+    duration_s: float | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, heard: Heard, duration_s: float | None = None) -> Answer:
+        return cls(heard.text, heard.language, heard.emotion, tuple(heard.events), heard.itn, duration_s)
+
+
+class Transcriber(Protocol):
+    def __call__(self, utterances: Sequence[Utterance], /) -> Iterable[tuple[int, Answer]]:
+        """(index into `utterances`, answer), each index once, in any order, as soon as it is known.
+
+        A list in order is `enumerate(answers)`.
+        """
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things compared. Conditions are what the run used, e.g. {"batch": 8, "itn": False}."""
+
+    name: str
+    transcribe: Transcriber
+    artifact: Path | None = None
+    digest: str | None = None
+    provider: str | None = None  # what really ran it
+    executed: bool = True  # False: a twin or saved texts stood in for the artifact
+    note: str | None = None  # in words, e.g. "plan cannot run here: its ONNX twin was run"
+    conditions: Mapping[str, Plain] = field(default_factory=dict)
+    transcribe_alone: Transcriber | None = None  # the same at batch 1, for the cross-check
+
+
+def require_same_conditions(baseline: Side, candidate: Side) -> None:
+    for key in SHARED_CONDITIONS:
+        here, there = baseline.conditions.get(key), candidate.conditions.get(key)
+        if key in baseline.conditions and key in candidate.conditions and here != there:
+            raise SvtoolError(
+                f"{baseline.name} ran with {key} {here!r} and {candidate.name} with {there!r}: "
+                "run both alike, else the difference is not the engine's"
+            )
+
+
+def collect_answers(side: Side, utterances: Sequence[Utterance], progress: Progress) -> list[Answer]:
+    progress.stage(f"Transcribing with {side.name}", total=len(utterances))
+    answers = collect(side.name, side.transcribe, utterances, progress)
+    if all(answer.error is not None for answer in answers):
+        raise SvtoolError(f"{side.name} failed on every utterance; the first error was: {answers[0].error}")
+    return answers
+
+
+def collect(
+    name: str, transcribe: Transcriber, utterances: Sequence[Utterance], progress: Progress
+) -> list[Answer]:
+    """In the order of `utterances`; an answer missing, doubled or out of range is refused, never guessed."""
+    found: dict[int, Answer] = {}
+    for index, answer in transcribe(utterances):
+        if index in found or not 0 <= index < len(utterances):
+            raise SvtoolError(
+                f"{name} answered number {index} twice or out of range: its texts cannot be matched"
+            )
+        found[index] = answer
+        progress.advance()
+    missing = [one.id for index, one in enumerate(utterances) if index not in found]
+    if missing:
+        raise SvtoolError(
+            f"{name} answered {len(found)} of {len(utterances)} utterances; first without: {missing[0]}"
+        )
+    return [found[index] for index in range(len(utterances))]
+
+
+def tag_agreement(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> dict[str, float | None]:
+    """Percent of utterances with the same tag on both sides; None when neither side ever gives the tag."""
+    return {
+        tag: _agreement([(_tag(a, tag), _tag(b, tag)) for a, b in zip(baseline, candidate, strict=True)])
+        for tag in TAGS
+    }
+
+
+def _tag(answer: Answer, tag: str) -> object:
+    return frozenset(answer.events) or None if tag == "events" else getattr(answer, tag)
+
+
+def _agreement(pairs: Sequence[tuple[object, object]]) -> float | None:
+    told = [(before, after) for before, after in pairs if before is not None or after is not None]
+    return 100.0 * sum(before == after for before, after in told) / len(told) if told else None
