@@ -240,14 +240,14 @@ def _table(title: str, columns: Iterable[str]) -> Table:
 
 def _sides_table(report: GateReport) -> Table:
     metric = report.whole.metric
-    table = _table("Both sides", ("", "errors / tokens", f"{metric} % (95 %)", "sub", "del", "ins", "ran on"))
+    table = _table("Both sides", ("", "errors/tokens", f"{metric} % (95 %)", "sub/del/ins", "ran on"))
     for role, score in (("baseline", report.baseline), ("candidate", report.candidate)):
         counts = score.counts
         table.add_row(
             _plain(f"{role}  {score.side.name}"),
-            f"{counts.errors} / {counts.reference_tokens}",
+            f"{counts.errors}/{counts.reference_tokens}",
             _with_interval(percent(counts), score.interval, scale=100.0),
-            *(str(number) for number in (counts.substitutions, counts.deletions, counts.insertions)),
+            f"{counts.substitutions}/{counts.deletions}/{counts.insertions}",
             _plain(("" if score.side.executed else "in its place: ") + (score.side.provider or "?")),
         )
     return table
@@ -281,29 +281,22 @@ def _signals_table(report: GateReport) -> Table:
 
 
 def _groups_table(title: str, groups: Sequence[Group]) -> Table:
-    columns = (
-        "",
-        "metric",
-        "utterances",
-        "tokens",
-        "baseline %",
-        "candidate %",
-        "drift (95 %)",
-        "Δ sub/del/ins",
-    )
-    table = _table(title, columns)
+    """Narrow enough for 80 columns: a drift that wraps is not read."""
+    table = _table(title, ("", "utt.", "tokens", "rate %", "drift (95 %)", "Δ sub/del/ins"))
     for group in groups:
         before, after = group.baseline, group.candidate
+        pairs = (
+            (before.substitutions, after.substitutions),
+            (before.deletions, after.deletions),
+            (before.insertions, after.insertions),
+        )
         table.add_row(
-            _plain(group.name),
-            group.metric,
+            _plain(f"{group.name} {group.metric}"),
             str(group.utterances),
             str(before.reference_tokens),
-            _figure(percent(before)),
-            _figure(percent(after)),
+            f"{_figure(percent(before))} → {_figure(percent(after))}",
             _with_interval(group.drift, group.interval, signed=True),
-            f"{after.substitutions - before.substitutions:+d} / {after.deletions - before.deletions:+d} / "
-            f"{after.insertions - before.insertions:+d}",
+            "/".join(f"{now - then:+d}" for then, now in pairs),
         )
     return table
 
