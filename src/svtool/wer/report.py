@@ -282,7 +282,7 @@ def _signals_table(report: GateReport) -> Table:
 
 def _groups_table(title: str, groups: Sequence[Group]) -> Table:
     """Narrow enough for 80 columns: a drift that wraps is not read."""
-    table = _table(title, ("", "utt.", "tokens", "rate %", "drift (95 %)", "Δ sub/del/ins"))
+    table = _table(title, ("", "utt.", "tokens", "rate %", "drift (95 %)", "Δ S/D/I"))
     for group in groups:
         before, after = group.baseline, group.candidate
         pairs = (
