@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,17 @@ PACKAGE = ROOT / "src" / "svtool"
 # from the bottom up; a module may import from its own layer's lower neighbours and everything below
 LAYERS = [
     {"errors", "__init__"},
-    {"progress", "config", "manifest", "tiny", "audio", "sniff", "subtitles"},
-    {"utterances", "frontend"},
-    {"assets"},
-    {"graph", "segment", "decode", "backends"},
-    {"model", "precision", "recognizer", "artifacts", "parity", "simplify"},
-    {"calibration", "export", "build", "wer", "serving", "trt_worker", "network"},
-    {"cli", "demo", "commands"},
+    {"progress", "config", "manifest", "sniff", "frontend", "timing", "child"},
+    {"audio", "subtitles"},
+    {"tiny"},
+    {"utterances", "assets", "segment"},
+    {"model", "graph", "flavor"},
+    {"backends", "precision", "parity"},
+    {"decode", "artifacts", "simplify"},
+    {"recognizer"},
+    {"calibration", "export", "build", "build_worker", "network", "wer", "serving", "transcribe", "demo"},
+    {"cli"},
+    {"__main__"},
 ]
 HEAVY = {
     *(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svtool.subtitles import Cue, cues, cues_from_words, srt, vtt
-from svtool.timing import Segment, Word, columns, group_words, join_words
+from svtool.timing import Segment, Word, columns, follow, group_words, join_texts, join_words
 
 SRT_TIMES = re.compile(r"^(\d\d+):([0-5]\d):([0-5]\d),(\d{3}) --> (\d\d+):([0-5]\d):([0-5]\d),(\d{3})$")
 
@@ -87,6 +87,17 @@ def test_a_word_wider_than_a_line_stays_whole() -> None:
 def test_offsets_are_added_and_the_recordings_end_is_kept() -> None:
     (cue,) = cues_from_words([Word("bye", 1.0, 1.2)], offset_s=58.5, duration_s=59.8)
     assert (cue.start_ms, cue.end_ms) == (59_500, 59_800)
+
+
+@pytest.mark.case("D11")
+def test_stretches_of_a_recording_follow_each_other() -> None:
+    english = [Word("one", 0.0, 0.2), Word("two", 0.3, 0.5, spaced=True)]
+    chinese = [Word("你", 0.0, 0.1), Word("好。", 0.1, 0.2)]
+    parts = [(0.0, english), (30.0, []), (40.0, chinese), (50.0, chinese), (60.0, english)]
+    words = follow(parts)
+    assert join_words(words) == "one two 你好。你好。 one two"
+    assert join_words(words) == join_texts(join_words(stretch) for _, stretch in parts)
+    assert [word.start_s for word in words][2:4] == pytest.approx([40.0, 40.1])
 
 
 texts = st.text(max_size=8)

@@ -22,7 +22,7 @@ from svtool.backends import Backend, Batch, FloatArray, Output, load_backend
 from svtool.errors import ArtifactError, SvtoolError
 from svtool.frontend import LFR_FRAME_S, SAMPLE_RATE, Frontend, pad_batch
 from svtool.progress import Progress, Silent
-from svtool.timing import Segment, Word, group_words, is_cjk
+from svtool.timing import Segment, Word, follow, group_words, join_texts
 
 if TYPE_CHECKING:
     from svtool.decode import Hypothesis
@@ -203,7 +203,7 @@ class Recognizer:
         again = [
             index
             for index, one in enumerate(results)
-            if not isinstance(one, SvtoolError) and one.language not in (*allowed, "nospeech")
+            if not isinstance(one, SvtoolError) and not one.no_speech and one.language not in allowed
         ]
         if not again:
             return
@@ -278,25 +278,16 @@ def merge(parts: Sequence[tuple[float, Hypothesis]], duration_s: float) -> Trans
     """One transcript of the hypotheses of consecutive segments, each with its offset in seconds."""
     spoken = [one for _, one in parts if not one.no_speech] or [parts[0][1]]
     return Transcript(
-        text=_join([one.text for _, one in parts]),
+        text=join_texts(one.text for _, one in parts),
         language=_most_said(spoken, "language"),
         emotion=_most_said(spoken, "emotion"),
         events=tuple(dict.fromkeys(event for _, one in parts for event in one.events)),
         duration_s=duration_s,
         no_speech=all(one.no_speech for _, one in parts),
         itn=spoken[0].itn,
-        words=tuple(word.shifted(offset) for offset, one in parts for word in one.words),
+        words=follow((offset, one.words) for offset, one in parts),
         raw="".join(one.raw for _, one in parts),
     )
-
-
-def _join(texts: Sequence[str]) -> str:
-    """Texts of consecutive segments, with a space between them except inside Chinese and Japanese."""
-    joined = ""
-    for text in filter(None, texts):
-        joined += " " if joined and not (is_cjk(joined[-1]) and is_cjk(text[0])) else ""
-        joined += text
-    return joined
 
 
 def _most_said(spoken: list[Hypothesis], name: str) -> str | None:

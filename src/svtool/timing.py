@@ -22,6 +22,7 @@ _CJK = re.compile(
     "[\u2e80-\u2fdf\u3005-\u3007\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
+_CJK_PUNCTUATION = re.compile("[\u3000-\u3003\u3008-\u3020\u30fb\uff01-\uff65]")
 _SENTENCE_ENDS = ".?!。？！…"
 _OPENING = ("Ps", "Pi")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -185,14 +186,40 @@ def _breaks(group: list[Word], word: Word, max_s: float, max_columns: int, pause
     )
 
 
+def is_cjk(character: str) -> bool:
+    """Whether a character belongs to writing without spaces: Chinese or Japanese, its punctuation included."""
+    return bool(_CJK.match(character) or _CJK_PUNCTUATION.match(character))
+
+
+def join_texts(texts: Iterable[str]) -> str:
+    """Texts that follow each other, with a space between two of them except inside writing without spaces."""
+    joined = ""
+    for text in filter(None, texts):
+        joined += " " * needs_space(joined, text) + text
+    return joined
+
+
+def needs_space(before: str, after: str) -> bool:
+    return bool(before and after) and not (is_cjk(before[-1]) and is_cjk(after[0]))
+
+
+def follow(parts: Iterable[tuple[float, Sequence[Word]]]) -> tuple[Word, ...]:
+    """The words of consecutive stretches of one recording, each with the second at which it starts.
+
+    They spell what `join_texts` makes of the stretches' texts.
+    """
+    words: list[Word] = []
+    for offset_s, stretch in parts:
+        shifted = [word.shifted(offset_s) for word in stretch]
+        if words and shifted:
+            shifted[0] = replace(shifted[0], spaced=needs_space(words[-1].text, shifted[0].text))
+        words += shifted
+    return tuple(words)
+
+
 def join_words(words: Sequence[Word]) -> str:
     """The text that the words were cut from."""
     return "".join(" " * (word.spaced and place > 0) + word.text for place, word in enumerate(words))
-
-
-def is_cjk(character: str) -> bool:
-    """Chinese or kana: scripts that put no space between words."""
-    return bool(_CJK.match(character))
 
 
 def columns(text: str) -> int:
