@@ -7,10 +7,14 @@ from typing import Any
 
 from svtool.errors import ArtifactError
 from svtool.manifest import manifest_path, read_manifest
+from svtool.progress import Progress
 
 ENGINES = Path("engines")
 TINY_MODEL = ENGINES / "tiny" / "model.onnx"
-OFFICIAL_COMMAND = "svtool export iic/SenseVoiceSmall"
+TINY_NOTE = (
+    "note: `tiny` is the embedded demonstration model (one speaker, few words); "
+    "for the real one:  svtool export iic/SenseVoiceSmall"
+)
 
 
 def runs_here(manifest: dict[str, Any]) -> bool:
@@ -40,6 +44,17 @@ def default_artifact(folder: Path = ENGINES) -> Path:
     raise ArtifactError(
         f"no model or engine under {folder}/: make one with  svtool export  and  svtool build-trt"
     )
+
+
+def choose(named: Path | None, progress: Progress) -> Path:
+    """The artifact named, else the default one, which is then named on stderr."""
+    if named is not None:
+        return named
+    artifact = default_artifact()
+    progress.note(f"using {artifact}")
+    if is_tiny(artifact):
+        progress.note(TINY_NOTE)
+    return artifact
 
 
 def is_tiny(artifact: Path) -> bool:

@@ -1,0 +1,5 @@
+"""`python -m svtool` is `svtool`."""
+
+from svtool.cli import main
+
+main()

@@ -1,0 +1,323 @@
+"""The `svtool` command: parses, calls one function per command, prints what it returns.
+
+Results go to stdout, everything else to stderr. This is the one place that prints an error and chooses an exit code:
+0 ok, 1 failed check or runtime error, 2 usage, 3 inconclusive (`validate-wer` only), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from svtool import __version__
+from svtool.errors import SvtoolError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+INTERRUPTED = 130
+
+
+class _Group(TyperGroup):
+    """Turns svtool's errors into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SvtoolError as error:
+            _say(f"error: {error}")
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as error:
+            _say("interrupted")
+            raise typer.Exit(INTERRUPTED) from error
+        except BrokenPipeError as error:
+            # the reader of our stdout went away (`svtool ... | head`): nothing is left to say
+            sys.stderr.close()
+            raise typer.Exit(0) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="SenseVoice Small from PyTorch checkpoint to a fast, verified, served engine.",
+    epilog="Start with:  svtool export tiny  &&  svtool build-trt --int8  &&  svtool validate-wer",
+)
+
+
+class Format(str, Enum):
+    text = "text"
+    json = "json"
+    srt = "srt"
+    vtt = "vtt"
+
+
+class HeadChoice(str, Enum):
+    greedy = "greedy"
+    logits = "logits"
+
+
+class Flavor(str, Enum):
+    auto = "auto"
+    rtx = "rtx"
+    classic = "classic"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a report.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto (the CPU; nothing moves to a GPU by itself).")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the engine (default: all cores).")]
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+    if version:
+        typer.echo(f"svtool {__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog="Example:  svtool export FunAudioLLM/SenseVoiceSmall -o engines/sensevoice")
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(help="tiny, a directory, iic/SenseVoiceSmall or FunAudioLLM/SenseVoiceSmall."),
+    ] = "tiny",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Directory to write (default: engines/<name>).")
+    ] = None,
+    opset: Annotated[int, typer.Option(help="ONNX opset of the graph.")] = 18,
+    simplify: Annotated[bool, typer.Option(help="Run onnxsim and keep its result if it is sound.")] = True,
+    device: Annotated[str, typer.Option(help="Where PyTorch traces the model: cpu or cuda.")] = "cpu",
+    revision: Annotated[str | None, typer.Option(help="Hub revision of the checkpoint.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Export again even when nothing changed.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Checkpoint -> ONNX with dynamic batch and time axes, simplified, parity proven."""
+    from svtool.export import ExportOptions, render
+    from svtool.export import export as run
+    from svtool.progress import RichProgress
+
+    options = ExportOptions(opset=opset, simplify=simplify, device=device, revision=revision, force=force)
+    with RichProgress(quiet=quiet) as progress:
+        _note_tiny(source, progress.note)
+        report = run(source, output, options, progress)
+    _emit(report.to_json(), as_json, lambda: render(report))
+
+
+@app.command(name="transcribe", epilog="Example:  svtool transcribe talk.m4a --format srt > talk.srt")
+def transcribe(
+    files: Annotated[list[str], typer.Argument(help="Audio files, globs, directories, or - for stdin.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "-m", "--model", help="Model or engine (default: newest under engines/ that runs here)."
+        ),
+    ] = None,
+    language: Annotated[
+        str, typer.Option(help="auto, zh, en, yue, ja or ko. A hint to the model, not a filter.")
+    ] = "auto",
+    allow_languages: Annotated[
+        str | None, typer.Option(help="Comma-separated filter: the best of these is used, e.g. zh,en.")
+    ] = None,
+    itn: Annotated[bool, typer.Option("--itn/--no-itn", help="Digits and punctuation in the text.")] = False,
+    emoji: Annotated[bool, typer.Option("--emoji", help="Emotion and event emoji in the text.")] = False,
+    output_format: Annotated[
+        Format, typer.Option("--format", "-f", help="What to print for each file.")
+    ] = Format.text,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Directory for one <name>.<format> file per input.")
+    ] = None,
+    batch_size_s: Annotated[float, typer.Option(min=1.0, help="Padded audio seconds in one batch.")] = 60.0,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Audio files -> text, JSON lines or subtitles. One bad file is reported and the rest finish (exit 1)."""
+    from svtool.assets import parse_language
+    from svtool.progress import RichProgress
+    from svtool.recognizer import Options
+    from svtool.transcribe import Request, run
+
+    options = Options(
+        language=parse_language(language),
+        itn=itn,
+        allow_languages=tuple(parse_language(one) for one in (allow_languages or "").split(",") if one),
+        batch_size_s=batch_size_s,
+    )
+    request = Request(tuple(files), model, options, output_format.value, output, emoji, device, threads)
+    failed = 0
+    with RichProgress(quiet=quiet) as progress:
+        for result in run(request, progress):
+            failed += result.error is not None
+            if result.error is not None:
+                progress.note(f"error: {result.error}")
+            if result.printed is not None:
+                typer.echo(result.printed)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command(
+    name="build-trt", epilog="Example:  svtool build-trt engines/sensevoice --int8 --data calib.jsonl"
+)
+def build_trt(
+    model: Annotated[
+        Path, typer.Argument(help="An exported model.onnx or its directory.", show_default=True)
+    ] = Path("engines/tiny/model.onnx"),
+    fp16: Annotated[bool, typer.Option("--fp16", help="Half precision (the default).")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Int8 linears, half precision elsewhere.")] = False,
+    data: Annotated[str | None, typer.Option(help="Utterance list to calibrate with.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Calibration cache made before.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The plan to write.")] = None,
+    head: Annotated[
+        HeadChoice, typer.Option(help="greedy: token ids leave the engine; logits: everything does.")
+    ] = HeadChoice.greedy,
+    profile: Annotated[
+        list[str] | None, typer.Option(help="B:SECONDS, largest batch and length; may be repeated.")
+    ] = None,
+    flavor: Annotated[Flavor, typer.Option(help="Which TensorRT builds.")] = Flavor.auto,
+    workspace_mb: Annotated[int | None, typer.Option(min=1, help="Builder workspace limit.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """ONNX -> FP16 or INT8 TensorRT plan, with its ONNX twin beside it."""
+    from svtool.build import BuildOptions, render
+    from svtool.build import build as run
+    from svtool.config import parse_profile
+    from svtool.progress import RichProgress
+
+    if fp16 and int8:
+        raise UsageError("--fp16 and --int8 exclude each other: an int8 engine keeps the rest in fp16 anyway")
+    options = BuildOptions(
+        precision="int8" if int8 else "fp16",
+        data=data,
+        calibration=calibration,
+        output=output,
+        head=head.value,
+        profiles=tuple(parse_profile(one) for one in profile or ()),
+        flavor=flavor.value,
+        workspace_mb=workspace_mb,
+        config=config,
+    )
+    with RichProgress(quiet=quiet) as progress:
+        report = run(model, options, progress)
+    _emit(report.to_json(), as_json, lambda: render(report))
+
+
+@app.command(
+    name="validate-wer",
+    epilog="Example:  svtool validate-wer model.onnx int8.plan --data test.jsonl --json > report.json",
+)
+def validate_wer(
+    baseline: Annotated[
+        Path | None, typer.Argument(help="Model to compare with.", show_default=False)
+    ] = None,
+    candidate: Annotated[Path | None, typer.Argument(help="Engine to judge.", show_default=False)] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Utterance list with reference texts (tiny alone defaults to tiny:drift)."),
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="Allowed drift in points (default 0.5).")] = None,
+    max_disagreement: Annotated[
+        float | None, typer.Option(help="Fail above this, percent of candidate against baseline text.")
+    ] = None,
+    min_sqnr: Annotated[float | None, typer.Option(help="Fail below this SQNR of logits, dB.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Use this many utterances, spread evenly over the list.")
+    ] = None,
+    language: Annotated[str, typer.Option(help="Language hint given to both sides.")] = "auto",
+    normaliser: Annotated[str, typer.Option(help="basic or none.")] = "basic",
+    config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """WER/CER drift of an engine against reference texts. Exit 0 pass, 1 fail, 3 inconclusive."""
+    from svtool.progress import RichProgress
+    from svtool.wer.command import Request, run
+    from svtool.wer.report import render, to_json
+
+    request = Request(
+        baseline, candidate, data, budget, max_disagreement, min_sqnr, limit, language, normaliser, config,
+        device, threads,
+    )  # fmt: skip
+    with RichProgress(quiet=quiet) as progress:
+        report = run(request, progress)
+    _emit(to_json(report), as_json, lambda: render(report))
+    raise typer.Exit(report.exit_code)
+
+
+@app.command(epilog="Example:  svtool serve engines/sensevoice/int8.onnx --port 8000")
+def serve(
+    artifact: Annotated[
+        Path | None, typer.Argument(help="Engine to serve (default: newest that runs here).")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 7860,
+    ui: Annotated[bool, typer.Option("--ui/--no-ui", help="The web page at / (slower start).")] = True,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Serve an engine: HTTP API and web page."""
+    from svtool.artifacts import choose
+    from svtool.progress import RichProgress
+    from svtool.serving import serve as run
+
+    with RichProgress(quiet=quiet) as progress:
+        run(
+            choose(artifact, progress),
+            host=host,
+            port=port,
+            ui=ui,
+            device=device,
+            threads=threads,
+            progress=progress,
+        )
+
+
+@app.command(epilog="Example:  svtool demo")
+def demo() -> None:
+    """Run the whole chain on the embedded model: export, build, validate, transcribe."""
+    from svtool.demo import run
+
+    raise typer.Exit(run())
+
+
+def _note_tiny(source: str, note: Callable[[str], None]) -> None:
+    if source == "tiny":
+        from svtool.artifacts import TINY_NOTE
+
+        note(TINY_NOTE)
+
+
+def _emit(value: dict[str, Any], as_json: bool, rendered: Callable[[], RenderableType]) -> None:
+    if as_json:
+        typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return
+    from rich.console import Console
+
+    Console().print(rendered())
+
+
+def _say(message: str) -> None:
+    typer.echo(message, err=True)
+
+
+def main() -> None:
+    app()

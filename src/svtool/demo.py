@@ -1,0 +1,62 @@
+"""`svtool demo`: the whole chain on the embedded model, as the commands a person would type."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from svtool import tiny
+from svtool.errors import SvtoolError
+
+UTTERANCES = 900  # of tiny:drift, spread evenly over its three parts; the full 2400 take three times as long
+_INCONCLUSIVE = 3
+
+
+def run() -> int:
+    """Run the four commands in order; stops at the first that fails and returns its exit code."""
+    from rich.console import Console
+
+    console = Console()
+    began = time.perf_counter()
+    verdict = 0
+    for title, arguments, accepted in _steps():
+        console.rule(f"[bold]{title}")
+        console.print(f"[bold cyan]$ svtool {' '.join(arguments)}", highlight=False, soft_wrap=True)
+        code = subprocess.run([sys.executable, "-m", "svtool", *arguments], check=False).returncode
+        if code not in accepted:
+            raise SvtoolError(f"the demo stopped: svtool {arguments[0]} ended with exit code {code}")
+        verdict = max(verdict, code)
+    console.rule("[bold green]Done")
+    console.print(_closing(verdict, time.perf_counter() - began), highlight=False, soft_wrap=True)
+    return 0
+
+
+def _steps() -> list[tuple[str, list[str], tuple[int, ...]]]:
+    clips = [str(path) for path in _clips()]
+    return [
+        ("1. checkpoint to ONNX", ["export", "tiny"], (0,)),
+        ("2. ONNX to an INT8 TensorRT engine", ["build-trt", "--int8"], (0,)),
+        ("3. what did INT8 cost?", ["validate-wer", "--limit", str(UTTERANCES)], (0, _INCONCLUSIVE)),
+        ("4. real recordings to text", ["transcribe", *clips, "-m", "engines/tiny/int8.onnx"], (0,)),
+    ]
+
+
+def _clips() -> list[Path]:
+    """One clean utterance of each word set."""
+    folder = tiny.render("drift").parent
+    first: dict[str, Path] = {}
+    for subset, number, word_set, _ in tiny.sequences("drift"):
+        first.setdefault(word_set, folder / f"{subset.name}-{number:04d}.wav")
+    return list(first.values())
+
+
+def _closing(verdict: int, seconds: float) -> str:
+    said = {0: "pass (exit 0)", _INCONCLUSIVE: "inconclusive (exit 3): more utterances would decide"}[verdict]
+    return (
+        f"The drift gate said: {said}. All four steps took {seconds:.0f} s.\n"
+        "Serve it:                  .venv/bin/pip install -e '.[serve]' && .venv/bin/svtool serve\n"
+        "The official checkpoint:   .venv/bin/pip install -e '.[hub]' && .venv/bin/svtool export iic/SenseVoiceSmall\n"
+        "                           then build-trt, validate-wer and serve with engines/SenseVoiceSmall"
+    )

@@ -1,0 +1,134 @@
+"""`svtool transcribe`: files in, one printable result each. Knows formats of results, nothing of models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from svtool import decode, subtitles
+from svtool.artifacts import choose
+from svtool.errors import SvtoolError, UsageError
+from svtool.manifest import whole_file
+from svtool.progress import Progress
+from svtool.recognizer import Options, Transcript, open_recognizer
+from svtool.utterances import expand_inputs
+
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Request:
+    files: tuple[str, ...]
+    model: Path | None
+    options: Options
+    format: str  # text, json, srt or vtt
+    output: Path | None  # directory for one file per input; None = print
+    emoji: bool
+    device: str
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    audio: str
+    printed: str | None  # None when written to a file, or when an error has nothing to print
+    error: str | None
+
+
+def run(request: Request, progress: Progress) -> Iterator[Result]:
+    """Transcribe in order. Raises UsageError when nothing matches or several subtitles would share one stream."""
+    inputs = expand_inputs(request.files)
+    if not inputs:
+        raise UsageError(f"no audio files in {', '.join(request.files)}")
+    if len(inputs) > 1 and request.format in ("srt", "vtt") and request.output is None:
+        raise UsageError(f"{len(inputs)} files cannot share one {request.format} stream: add -o DIR")
+    targets = _targets(inputs, request)
+    recognizer = open_recognizer(
+        choose(request.model, progress), device=request.device, threads=request.threads
+    )
+    try:
+        sources = (sys.stdin.buffer.read() if one == STDIN else Path(one) for one in inputs)
+        progress.stage("transcribing", total=len(inputs))
+        results = recognizer.transcribe_files(sources, request.options, progress)
+        for name, target, result in zip(inputs, targets, results, strict=True):
+            yield _result(str(name), target, result, request, alone=len(inputs) == 1)
+    finally:
+        recognizer.close()
+
+
+def _targets(inputs: list[Any], request: Request) -> list[Path | None]:
+    if request.output is None:
+        return [None] * len(inputs)
+    suffix = {"text": ".txt", "json": ".json"}.get(request.format, f".{request.format}")
+    targets: list[Path | None] = [
+        request.output / f"{'stdin' if one == STDIN else Path(one).stem}{suffix}" for one in inputs
+    ]
+    doubled = sorted({str(one) for one in targets if targets.count(one) > 1})
+    if doubled:
+        raise UsageError(f"several inputs would be written to {', '.join(doubled)}: transcribe them apart")
+    return targets
+
+
+def _result(
+    name: str, target: Path | None, result: Transcript | SvtoolError, request: Request, *, alone: bool
+) -> Result:
+    error = str(result) if isinstance(result, SvtoolError) else None
+    if error is not None and name not in error:
+        error = f"{name}: {error}"
+    text = _formatted(name, result, error, request)
+    if text is None:
+        return Result(name, None, error)
+    if target is not None:
+        with whole_file(target) as work:
+            work.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        return Result(name, None, error)
+    if request.format == "text" and not alone:
+        text = f"{name}: {text}"
+    return Result(name, text.removesuffix("\n"), error)
+
+
+def _formatted(
+    name: str, result: Transcript | SvtoolError, error: str | None, request: Request
+) -> str | None:
+    if request.format == "json":
+        return json.dumps(
+            as_json(name, result, error, emoji=request.emoji), ensure_ascii=False, allow_nan=False
+        )
+    if isinstance(result, SvtoolError):
+        return None
+    if request.format == "srt":
+        return subtitles.srt(subtitles.cues(result.segments))
+    if request.format == "vtt":
+        return subtitles.vtt(subtitles.cues(result.segments))
+    return decode.rich_text(result.raw) if request.emoji else result.text
+
+
+def as_json(
+    name: str, result: Transcript | SvtoolError, error: str | None, *, emoji: bool = False
+) -> dict[str, Any]:
+    """The JSON line of one file; a failed one has nulls and its error."""
+    head: dict[str, Any] = {"schema": "svtool.transcribe/1", "audio": name}
+    if isinstance(result, SvtoolError):
+        empty = dict.fromkeys(("text", "language", "emotion", "duration_s", "no_speech"))
+        return head | empty | {"events": [], "segments": [], "words": [], "error": error}
+    body: dict[str, Any] = {
+        "text": result.text,
+        "language": result.language,
+        "emotion": result.emotion,
+        "events": list(result.events),
+        "duration_s": round(result.duration_s, 3),
+        "no_speech": result.no_speech,
+        "reason": result.reason,
+        "segments": [
+            {"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in result.segments
+        ],
+        "words": [
+            {key: value for key, value in asdict(one).items() if key != "spaced"} for one in result.words
+        ],
+        "error": None,
+    }
+    return head | body | ({"rich_text": decode.rich_text(result.raw)} if emoji else {})
