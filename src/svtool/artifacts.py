@@ -21,7 +21,7 @@ def runs_here(manifest: dict[str, Any]) -> bool:
     """ONNX artifacts run anywhere; plans only where a CUDA device answers."""
     if manifest.get("runtime") == "onnxruntime":
         return True
-    from svtool.backends.trt import cuda_device_count
+    from svtool.flavor import cuda_device_count
 
     return cuda_device_count() > 0
 

@@ -1,0 +1,138 @@
+"""Settings of one model family, parsed once into frozen dataclasses. Knows nothing of what they are used for.
+
+The defaults live here; `configs/sensevoice-small.toml` states the same values for people to copy and edit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from svtool.errors import ArtifactError, UsageError
+
+LFR_FRAME_S = 0.06  # one feature frame
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Largest batch and longest audio that one optimization profile takes. Written `B:SECONDS`."""
+
+    batch: int
+    seconds: float
+
+    @property
+    def frames(self) -> int:
+        """LFR frames, without the four query positions (they are made inside the graph)."""
+        return math.ceil(round(self.seconds / LFR_FRAME_S, 6))
+
+    def __str__(self) -> str:
+        return f"{self.batch}:{self.seconds:g}"
+
+
+def parse_profile(text: str) -> Profile:
+    """`16:30` is a batch of 16 utterances of up to 30 seconds. Raises UsageError."""
+    batch, separator, seconds = text.partition(":")
+    try:
+        profile = Profile(int(batch), float(seconds))
+    except ValueError:
+        separator = ""
+    if not separator or profile.batch < 1 or not 0 < profile.seconds < math.inf:
+        raise UsageError(
+            f"the profile {text!r} is not B:SECONDS, such as 16:30 (16 utterances of up to 30 seconds)"
+        )
+    return profile
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    profiles: tuple[Profile, ...] = (Profile(32, 5), Profile(16, 15), Profile(8, 30))
+    workspace_mb: int | None = None  # None: the library's own limit
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    exclude: tuple[str, ...] = ()  # linear layers kept out of int8, shell patterns
+    keep_fp32: tuple[str, ...] = ()  # linear layers kept out of fp16, shell patterns
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    method: str = "percentile"  # "max" or "percentile"
+    percentile: float = 99.99
+    max_seconds: float = 30.0  # longer utterances are skipped and counted
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    drift_budget: float = 0.5  # points of WER/CER
+    max_disagreement: float | None = None  # percent; None: not checked
+    min_sqnr_db: float | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    engine: EngineConfig = EngineConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    calibration: CalibrationConfig = CalibrationConfig()
+    gate: GateConfig = GateConfig()  # thresholds of the real model stay unset until measured on real weights
+    gate_tiny: GateConfig = GateConfig(0.5, 10.0, 35.0)
+
+
+def load_config(path: Path) -> Config:
+    """Read a TOML file; keys it leaves out keep their defaults. Raises ArtifactError for anything it cannot mean."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path} does not exist: copy configs/sensevoice-small.toml and edit it"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path} is not a TOML file: {error}") from error
+    config: Config = _build(Config, raw, str(path), "")
+    return config
+
+
+def _build(kind: Any, raw: Mapping[str, Any], path: str, section: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for key, value in raw.items():
+        where = f"{section}.{key}" if section else key
+        if key not in hints:
+            raise ArtifactError(f"{path} has the unknown key {where!r}: {_nearest(key, list(hints))}")
+        values[key] = _convert(hints[key], value, path, where)
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, path: str, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, Mapping):
+            return _build(hint, value, path, where)
+    elif typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            return tuple(parse_profile(part) if item is Profile else part for part in value)
+    else:
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if type(value) in options:
+            return value
+        if type(value) is int and float in options:
+            return float(value)
+    raise ArtifactError(f"{path}: {where} cannot be {value!r}")
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return f"did you mean {close[0]!r}? (known here: {', '.join(known)})"

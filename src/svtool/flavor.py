@@ -1,0 +1,118 @@
+"""Which TensorRT is installed and whether it can work here. Imports neither until asked to, and touches no name of it.
+
+Two libraries share one API: `tensorrt` (classic, builds on the target GPU) and `tensorrt_rtx` (builds anywhere,
+plans run on RTX-class GPUs).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+from svtool.errors import ArtifactError, MissingDependency, SvtoolError, UsageError
+
+
+@dataclass(frozen=True)
+class Flavor:
+    name: str  # "rtx", "classic"
+    runtime: str  # module name, and the manifest's word for it
+    title: str
+    extra: str
+
+
+RTX = Flavor("rtx", "tensorrt_rtx", "TensorRT-RTX", "trt-rtx")
+CLASSIC = Flavor("classic", "tensorrt", "TensorRT", "trt")
+FLAVORS = {flavor.name: flavor for flavor in (RTX, CLASSIC)}
+
+
+class NoTensorRT(MissingDependency):
+    def __init__(self) -> None:
+        SvtoolError.__init__(
+            self,
+            "building a plan needs TensorRT-RTX or TensorRT: install one with  pip install 'svtool[trt-rtx]'  "
+            "(builds without a GPU) or  pip install 'svtool[trt]'  (on the target GPU; Jetson: JetPack's own)",
+        )
+
+
+def choose_flavor(wanted: str = "auto") -> Flavor:
+    """Classic TensorRT where it is installed and a GPU answers (it fits that GPU best), TensorRT-RTX otherwise.
+
+    Raises NoTensorRT, or ArtifactError when only classic TensorRT is here and no GPU is.
+    """
+    if wanted not in {"auto", *FLAVORS}:
+        raise UsageError(f"the flavor {wanted!r} is not one of auto, {', '.join(FLAVORS)}")
+    installed = [flavor for flavor in FLAVORS.values() if is_installed(flavor)]
+    if wanted != "auto":
+        if FLAVORS[wanted] not in installed:
+            chosen = FLAVORS[wanted]
+            raise MissingDependency(f"--flavor {wanted}", chosen.title, chosen.extra)
+        installed = [FLAVORS[wanted]]
+    if not installed:
+        raise NoTensorRT
+    if CLASSIC in installed and has_cuda_device():
+        return CLASSIC
+    if RTX in installed:
+        return RTX
+    raise ArtifactError(
+        "TensorRT builds only on a machine with the target GPU, and no CUDA device answers here: build there, or "
+        "build a portable plan with  pip install 'svtool[trt-rtx]'"
+    )
+
+
+def is_installed(flavor: Flavor) -> bool:
+    if flavor.runtime in sys.modules:
+        return True
+    return importlib.util.find_spec(flavor.runtime) is not None
+
+
+def import_flavor(flavor: Flavor) -> ModuleType:
+    """The library itself. Raises MissingDependency when absent, ArtifactError when it does not load."""
+    try:
+        return importlib.import_module(flavor.runtime)
+    except ModuleNotFoundError as error:
+        raise MissingDependency("this plan", flavor.title, flavor.extra) from error
+    except (ImportError, OSError) as error:
+        raise ArtifactError(f"{flavor.title} is installed but does not load: {error}") from error
+
+
+def version(module: ModuleType) -> str:
+    return str(getattr(module, "__version__", "unknown"))
+
+
+def has_cuda_device() -> bool:
+    return cuda_device_count() > 0
+
+
+def cuda_device_count() -> int:
+    """Devices the CUDA driver shows; 0 without a driver. Asked before any TensorRT object is made.
+
+    Without a driver TensorRT's own objects return None or crash, so the driver is asked directly.
+    """
+    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+    for name in names:
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        count = ctypes.c_int(0)
+        started = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        return count.value if started else 0
+    return 0
+
+
+def compute_capability() -> str | None:
+    """`8.9` of the first CUDA device; None without one."""
+    if not has_cuda_device():
+        return None
+    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    numbers = []
+    for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+        value = ctypes.c_int(0)
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) != 0:
+            return None
+        numbers.append(str(value.value))
+    return ".".join(numbers)
