@@ -28,3 +28,13 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model, exported once for the whole run."""
+    from svtool.export import ExportOptions, export
+
+    folder = tmp_path_factory.mktemp("engines") / "tiny"
+    export("tiny", folder, ExportOptions())
+    return folder / "model.onnx"

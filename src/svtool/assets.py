@@ -249,10 +249,14 @@ def _download(source: str, revision: str | None, progress: Progress) -> Path:
             f"downloading {source} needs the hub clients: pip install 'svtool[hub]', or {_by_hand()}"
         ) from error
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SvtoolError(f"{source} could not be downloaded ({reason}): {_by_hand()}") from error
+        raise SvtoolError(f"{source} could not be downloaded ({_in_short(error)}): {_by_hand()}") from error
     _check_digests(root, source, revision, progress)
     return root
+
+
+def _in_short(error: Exception, most: int = 160) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _by_hand() -> str:

@@ -101,9 +101,9 @@ def _formatted(
     if isinstance(result, SvtoolError):
         return None
     if request.format == "srt":
-        return subtitles.srt(subtitles.cues(result.segments))
+        return subtitles.srt(subtitles.cues(result.segments, duration_s=result.duration_s))
     if request.format == "vtt":
-        return subtitles.vtt(subtitles.cues(result.segments))
+        return subtitles.vtt(subtitles.cues(result.segments, duration_s=result.duration_s))
     return decode.rich_text(result.raw) if request.emoji else result.text
 
 

@@ -70,8 +70,10 @@ def greedy_head(logits: FloatArray, logit_lens: IntArray, tag_ids: tuple[int, ..
     for row, length in enumerate(logit_lens):
         valid = logits[row, :length]
         token_ids[row, :length] = valid.argmax(axis=-1)
-        top = valid.max(axis=-1, keepdims=True)
-        token_logprobs[row, :length] = -np.log(np.exp(valid - top).sum(axis=-1))
+        # infinite logits give NaN here, which decoding refuses by name
+        with np.errstate(all="ignore"):
+            spread = np.exp(valid - valid.max(axis=-1, keepdims=True)).sum(axis=-1)
+            token_logprobs[row, :length] = -np.log(spread)
     tag_logits = logits[:, :QUERIES][:, :, np.asarray(tag_ids, dtype=np.int64)]
     return Output(token_ids, token_logprobs, tag_logits, logit_lens, logits)
 

@@ -1,0 +1,224 @@
+"""The command line from outside: names, defaults, exit codes, streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from svtool import tiny
+from svtool.cli import app
+
+runner = CliRunner()
+COMMANDS = ("export", "build-trt", "validate-wer", "transcribe", "serve", "demo")
+
+
+@pytest.fixture
+def clips() -> list[Path]:
+    folder = tiny.render("calibration").parent
+    return [folder / f"clean-{number:04d}.wav" for number in range(3)]
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def test_every_command_is_there_and_has_an_example() -> None:
+    whole = runner.invoke(app, ["--help"])
+    assert whole.exit_code == 0
+    for command in COMMANDS:
+        assert command in whole.output
+        help_page = runner.invoke(app, [command, "--help"])
+        assert help_page.exit_code == 0
+        assert "Example:" in help_page.output
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert runner.invoke(app, ["export", "--nonsense"]).exit_code == 2
+    assert runner.invoke(app, ["nonsense"]).exit_code == 2
+
+
+def test_transcribe_prints_text_on_stdout_only(tiny_model: Path, clips: list[Path]) -> None:
+    result = runner.invoke(app, ["transcribe", str(clips[0]), "-m", str(tiny_model)])
+    assert result.exit_code == 0
+    assert len(lines(result.stdout)) == 1
+    assert "<|" not in result.stdout
+
+
+def test_transcribe_json_has_the_promised_fields(tiny_model: Path, clips: list[Path]) -> None:
+    result = runner.invoke(app, ["transcribe", *map(str, clips), "-m", str(tiny_model), "--format", "json"])
+    assert result.exit_code == 0
+    entries = [json.loads(line) for line in lines(result.stdout)]
+    assert [entry["audio"] for entry in entries] == [str(clip) for clip in clips]
+    wanted = {
+        "audio",
+        "text",
+        "language",
+        "emotion",
+        "events",
+        "duration_s",
+        "no_speech",
+        "segments",
+        "words",
+        "error",
+    }
+    for entry in entries:
+        assert wanted <= set(entry)
+        assert entry["schema"] == "svtool.transcribe/1"
+        assert entry["text"] == " ".join(word["text"] for word in entry["words"])
+        for word in entry["words"]:
+            assert 0 <= word["start_s"] < word["end_s"] <= entry["duration_s"]
+
+
+@pytest.mark.case("A7", "A9", "U1")
+def test_one_bad_file_is_reported_and_the_rest_finish(
+    tiny_model: Path, clips: list[Path], tmp_path: Path
+) -> None:
+    bad = tmp_path / "notes.wav"
+    bad.write_text("these are no samples")
+    files = [clips[0], bad, tmp_path / "missing.wav", clips[1]]
+    result = runner.invoke(app, ["transcribe", *map(str, files), "-m", str(tiny_model), "-f", "json"])
+    assert result.exit_code == 1
+    entries = [json.loads(line) for line in lines(result.stdout)]
+    assert [entry["error"] is None for entry in entries] == [True, False, False, True]
+    for name in ("notes.wav", "missing.wav"):
+        assert name in result.stderr
+
+
+def test_several_files_in_text_are_named(tiny_model: Path, clips: list[Path]) -> None:
+    result = runner.invoke(app, ["transcribe", *map(str, clips), "-m", str(tiny_model)])
+    assert [line.split(": ")[0] for line in lines(result.stdout)] == [str(clip) for clip in clips]
+
+
+@pytest.mark.parametrize("kind", ["srt", "vtt"])
+def test_subtitles_go_to_a_file_each(tiny_model: Path, clips: list[Path], tmp_path: Path, kind: str) -> None:
+    together = ["transcribe", *map(str, clips), "-m", str(tiny_model), "-f", kind]
+    assert runner.invoke(app, together).exit_code == 2
+    result = runner.invoke(app, [*together, "-o", str(tmp_path)])
+    assert result.exit_code == 0
+    for clip in clips:
+        text = (tmp_path / f"{clip.stem}.{kind}").read_text(encoding="utf-8")
+        assert " --> " in text
+        assert text.startswith("WEBVTT") == (kind == "vtt")
+
+
+def test_stdin_directories_and_globs(tiny_model: Path, clips: list[Path], tmp_path: Path) -> None:
+    for clip in clips:
+        shutil.copy(clip, tmp_path)
+    model = ["-m", str(tiny_model)]
+    piped = runner.invoke(app, ["transcribe", "-", *model], input=clips[0].read_bytes())
+    alone = runner.invoke(app, ["transcribe", str(clips[0]), *model])
+    assert (piped.exit_code, piped.stdout) == (0, alone.stdout)
+    for argument in (str(tmp_path), str(tmp_path / "*.wav")):
+        assert len(lines(runner.invoke(app, ["transcribe", argument, *model]).stdout)) == 3
+
+
+def test_two_inputs_of_one_name_are_not_written_over_each_other(
+    tiny_model: Path, clips: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    twin = tmp_path / "other" / clips[0].name
+    shutil.copy(clips[0], twin)
+    result = runner.invoke(
+        app, ["transcribe", str(clips[0]), str(twin), "-m", str(tiny_model), "-o", str(tmp_path)]
+    )
+    assert result.exit_code == 2
+    assert clips[0].stem in result.stderr
+
+
+@pytest.mark.case("E10")
+@pytest.mark.parametrize("command", [["transcribe", "a.wav"], ["serve"], ["validate-wer"], ["build-trt"]])
+def test_a_missing_model_is_one_line_with_the_command(in_folder: Path, command: list[str]) -> None:
+    result = runner.invoke(app, command)
+    assert result.exit_code == 1
+    assert len(lines(result.stderr)) == 1
+    assert "svtool export" in result.stderr
+    assert list(in_folder.iterdir()) == []
+
+
+@pytest.mark.case("E10")
+def test_an_empty_model_directory_is_named(in_folder: Path) -> None:
+    (in_folder / "empty").mkdir()
+    result = runner.invoke(app, ["transcribe", "a.wav", "-m", "empty"])
+    assert result.exit_code == 1
+    assert "empty" in result.stderr
+
+
+@pytest.mark.case("D6")
+@pytest.mark.parametrize(("value", "code"), [("zn", 0), ("ZH", 0), ("xx", 2), ("", 2)])
+def test_languages(tiny_model: Path, clips: list[Path], value: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "svtool", "transcribe", str(clips[0]), "-m", str(tiny_model), "--language", value],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    if value == "zn":
+        assert "warning: language 'zn' is read as 'zh'" in done.stderr
+    if code == 2:
+        assert "auto, zh, en, yue, ja, ko" in done.stderr
+
+
+@pytest.mark.case("D4")
+def test_no_emoji_unless_asked(tiny_model: Path, clips: list[Path]) -> None:
+    plain = runner.invoke(app, ["transcribe", *map(str, clips), "-m", str(tiny_model)])
+    assert all(ord(letter) < 0x2600 for letter in plain.stdout)
+
+
+@pytest.mark.case("R5")
+def test_a_provider_that_does_not_start_is_an_error(tiny_model: Path, clips: list[Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "svtool", "transcribe", str(clips[0]), "-m", str(tiny_model), "--device", "cuda"],
+        capture_output=True, text=True, check=False, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "CUDAExecutionProvider was asked for, but ONNX Runtime started CPUExecutionProvider" in done.stderr
+    assert done.stdout == ""
+
+
+def test_ctrl_c_exits_130(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tiny.render("calibration").parent
+    child = subprocess.Popen(
+        [sys.executable, "-m", "svtool", "transcribe", *[str(folder)] * 1, "-m", str(tiny_model), "--threads", "1",
+         "--batch-size-s", "1"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "Traceback" not in said
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.case("E9")
+def test_both_backends_cut_long_audio_alike(tiny_model: Path, tmp_path: Path, clips: list[Path]) -> None:
+    import wave
+
+    import numpy as np
+
+    from svtool.audio import decode_audio
+
+    samples = np.concatenate([decode_audio(clip).samples for clip in clips * 3])
+    long = tmp_path / "long.wav"
+    with wave.open(str(long), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16000)
+        out.writeframes(tiny.to_int16(samples).tobytes())
+    assert len(samples) > 40 * 16000
+    entries = [
+        json.loads(runner.invoke(app, ["transcribe", str(long), "-m", str(model), "-f", "json"]).stdout)
+        for model in (tiny_model, tiny.MODEL_DIR)
+    ]
+    assert entries[0]["segments"] == entries[1]["segments"]
+    assert entries[0]["text"] == entries[1]["text"]
