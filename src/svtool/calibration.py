@@ -90,7 +90,7 @@ def calibrate(
     samples: Iterable[Sample | Skipped],
     *,
     method: str = "percentile",
-    percentile: float = 99.99,
+    percentile: float = 99.999,
     max_frames: int = 500,
     list_name: str = "",
     list_digest: str = "",
@@ -147,6 +147,15 @@ def calibrate(
         languages=dict(sorted(used.items())),
         warnings=warnings,
     )
+
+
+def largest(model_path: Path, samples: Iterable[Sample], *, threads: int | None = None) -> dict[str, float]:
+    """Abs-max of every tensor that decides what fp16 can hold, over `samples`; no cache, no checks of the list."""
+    probes = _Probes(graphs.load_model(model_path), histograms=False)
+    with probes.session(threads) as run:
+        for sample in samples:
+            run(sample)
+    return probes.absmax()
 
 
 def save_cache(path: Path, calibration: Calibration) -> None:

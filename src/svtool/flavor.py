@@ -64,8 +64,8 @@ def choose_flavor(wanted: str = "auto") -> Flavor:
 
 
 def is_installed(flavor: Flavor) -> bool:
-    if flavor.runtime in sys.modules:
-        return True
+    if flavor.runtime in sys.modules:  # find_spec refuses modules that carry no spec
+        return sys.modules[flavor.runtime] is not None
     return importlib.util.find_spec(flavor.runtime) is not None
 
 

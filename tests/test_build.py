@@ -1,0 +1,480 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import small_graph
+from calibration_samples import Notes, noise, write_wave
+from svtool import build as building
+from svtool import build_worker, flavor, manifest, parity
+from svtool.assets import Assets
+from svtool.backends import Batch, load_backend
+from svtool.build import BuildOptions, build
+from svtool.calibration import calibrate, save_cache
+from svtool.config import Profile
+from svtool.errors import ArtifactError, MissingDependency, UsageError
+from svtool.progress import Silent
+
+SMALL = (Profile(2, 3),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model and a finished cache beside it."""
+    small_graph.write(tmp_path / "model.onnx")
+    save_cache(tmp_path / "ranges.json", calibrate(tmp_path / "model.onnx", noise(70), threads=1))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _no_committed_caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "COMMITTED", tmp_path_factory.mktemp("committed"))
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def interop_folder(folder: Path, assets: Assets, count: int = 3) -> Path:
+    """A model with the files an export puts beside it, and a list of recordings."""
+    for path in assets.root.iterdir():
+        if path.is_file() and path.suffix != ".pt":
+            shutil.copy(path, folder)
+    small_graph.write(folder / "model.onnx")
+    rng = np.random.default_rng(3)
+    lines = []
+    for index in range(count):
+        write_wave(folder / f"{index}.wav", 0.2 * rng.standard_normal(16000 * (index + 1)))
+        lines.append(json.dumps({"audio": f"{index}.wav", "text": "noise", "language": "en"}))
+    (folder / "mine.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_int8_plan_twin_and_manifests_from_a_list(tmp_path: Path, tiny_assets: Assets) -> None:
+    """The whole chain with the real TensorRT-RTX: calibrate, rewrite, check, build, publish, reuse the cache."""
+    pytest.importorskip("tensorrt_rtx")
+    folder = interop_folder(tmp_path, tiny_assets)
+    before = files(folder)
+    notes = Notes()
+    options = BuildOptions(precision="int8", data=str(folder / "mine.jsonl"), profiles=SMALL, threads=1)
+    report = build(folder, options, notes)
+    made = {"int8.plan", "int8.plan.json", "int8.onnx", "int8.onnx.json", "mine.calibration.json"}
+    assert files(folder) == before | made
+    assert report.plan_bytes == (folder / "int8.plan").stat().st_size > 10_000
+    assert report.quantized_layers == 12
+    assert report.parity["sqnr_db"] > 20
+    assert report.requested["QUANTIZE"] == {"INT8": 12}
+    assert report.requested["DEQUANTIZE"] == {"HALF": 24}
+    assert report.requested["NORMALIZATION"] == {"FLOAT": 8}
+    assert report.requested["SOFTMAX"] == {"FLOAT": 3}
+    assert report.requested["MATRIX_MULTIPLY"] == {"HALF": 19}
+    assert report.peak_rss_bytes["plan"] > 50 << 20
+    assert any("only 3 utterances" in line for line in report.warnings)
+    assert any("of GPU memory per execution context" in line for line in notes.seen)
+    assert any("of host memory" in line for line in notes.seen)
+    json.dumps(report.to_json())
+    plan, twin = (manifest.read_manifest(folder / name) for name in ("int8.plan", "int8.onnx"))
+    assert plan["runtime"] == "tensorrt_rtx"
+    assert (plan["twin"], plan["twin_sha256"]) == ("int8.onnx", manifest.sha256_file(folder / "int8.onnx"))
+    assert plan["profiles"][0]["shapes"]["speech"] == [[1, 1, 560], [2, 50, 560], [2, 50, 560]]
+    assert sorted(plan["profiles"][0]["shapes"]) == ["language", "speech", "speech_lengths", "textnorm"]
+    assert (plan["head"], twin["head"]) == ("greedy", "logits")
+    assert plan["calibration"]["used"] == 3
+    assert plan["verified_on_gpu"] is False
+    assert plan["tag_ids"] == list(small_graph.TAGS)
+    assert len(plan["precision_map"]["int8"]) == 12
+    assert twin["parity"]["switches"] == parity.SWITCHES
+    backend = load_backend(folder / "int8.onnx", threads=1)
+    feed = parity.make_feed(20, (20, 6))
+    output = backend.infer(
+        Batch(*(feed[name] for name in ("speech", "speech_lengths", "language", "textnorm")))
+    )
+    assert output.token_ids.shape == (2, 24)
+    assert backend.tag_ids == small_graph.TAGS
+
+    source = building.read_source(folder / "model.onnx", "greedy")
+    again = building._ranges(source, options, building._Notes(notes))
+    assert again.cache == folder / "mine.calibration.json"
+    (folder / "mine.jsonl").write_text(json.dumps({"audio": "0.wav", "text": "noise"}), encoding="utf-8")
+    changed = building._ranges(source, options, building._Notes(notes))
+    assert (changed.cache, changed.list) == (None, str(folder / "mine.jsonl"))
+    assert "another utterance list" in notes.seen[-1]
+
+
+def test_fp16_plan_needs_no_data(folder: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    output = folder / "out" / "half.plan"
+    report = build(
+        folder / "model.onnx", BuildOptions(profiles=SMALL, head="logits", output=output, threads=1)
+    )
+    assert files(output.parent) == {"half.plan", "half.plan.json", "half.onnx", "half.onnx.json"}
+    assert report.parity["sqnr_db"] > 55
+    assert report.requested["MATRIX_MULTIPLY"] == {"HALF": 19}
+    assert "QUANTIZE" not in report.requested
+
+
+def test_ctrl_c_ends_a_build_at_once_and_leaves_nothing(folder: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    before = files(folder)
+    command = [
+        sys.executable,
+        "-m",
+        "svtool",
+        "build-trt",
+        str(folder),
+        "--profile",
+        "8:30",
+        "--profile",
+        "16:15",
+    ]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "Building engine" in line:
+            break
+    assert len(group(child.pid)) == 2
+    sent = time.monotonic()
+    os.killpg(child.pid, signal.SIGINT)  # what a terminal does: parent and child
+    assert child.wait(timeout=20) == 130
+    assert time.monotonic() - sent < 1.0
+    assert group(child.pid) == []
+    assert files(folder) == before
+    child.stderr.close()
+
+
+def group(pgid: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, number = entry.read_text().rsplit(")", 1)[1].split()[:3]
+        except OSError:
+            continue
+        if int(number) == pgid and state != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def test_a_failing_build_leaves_nothing(folder: Path) -> None:
+    """Ranges of another scale make a graph that no longer resembles the model."""
+    pytest.importorskip("tensorrt_rtx")
+    cache = json.loads((folder / "ranges.json").read_text())
+    cache["amax"] = {name: value * 100 for name, value in cache["amax"].items()}
+    (folder / "ranges.json").write_text(json.dumps(cache))
+    before = files(folder)
+    with pytest.raises(ArtifactError, match=r"does not resemble .*model\.onnx: .* dB against at least 3 dB"):
+        build(
+            folder,
+            BuildOptions(precision="int8", calibration=folder / "ranges.json", profiles=SMALL, threads=1),
+        )
+    assert files(folder) == before
+
+
+def test_int8_without_data_names_the_option(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--data LIST"):
+        build(folder, BuildOptions(precision="int8"))
+
+
+def test_committed_caches_are_found_by_digest(folder: Path) -> None:
+    source = building.read_source(folder / "model.onnx")
+    building.COMMITTED.mkdir(exist_ok=True)
+    (building.COMMITTED / "a-broken.json").write_text("{")
+    shutil.copy(folder / "ranges.json", building.COMMITTED / "b-ours.json")
+    found = building._ranges(source, BuildOptions(precision="int8"), building._Notes(Silent()))
+    assert found.cache == building.COMMITTED / "b-ours.json"
+    other = replace(source, digest="0" * 64)
+    with pytest.raises(UsageError, match="--data LIST"):
+        building._ranges(other, BuildOptions(precision="int8"), building._Notes(Silent()))
+    tiny = replace(other, manifest={"source": {"name": "tiny"}})
+    found = building._ranges(tiny, BuildOptions(precision="int8"), building._Notes(Silent()))
+    assert (found.list, found.keep_as) == ("tiny:calibration", folder / "tiny-calibration.calibration.json")
+
+
+@pytest.mark.case("Q2")
+def test_a_named_cache_of_another_model_is_refused(folder: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    small_graph.write(folder / "model.onnx", seed=1)
+    with pytest.raises(ArtifactError, match=r"ranges\.json was calibrated for another model"):
+        build(folder, BuildOptions(precision="int8", calibration=folder / "ranges.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (BuildOptions(precision="fp8"), "choose fp16 or int8"),
+        (BuildOptions(head="beam"), "greedy or logits"),
+        (BuildOptions(output=Path("engine.bin")), r"does not end in \.plan"),
+        (BuildOptions(data="list.jsonl"), "are for --int8"),
+        (BuildOptions(precision="int8", data="a", calibration=Path("b")), "exclude each other"),
+        (BuildOptions(flavor="best"), "not one of auto, rtx, classic"),
+    ],
+)
+def test_options_that_mean_nothing_are_usage_errors(folder: Path, options: BuildOptions, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(folder, options)
+
+
+def test_the_twin_never_replaces_the_model(folder: Path) -> None:
+    with pytest.raises(UsageError, match="would replace"):
+        build(folder, BuildOptions(output=folder / "model.plan"))
+
+
+def test_an_engine_is_no_model(folder: Path) -> None:
+    manifest.write_manifest(folder / "model.onnx", {"kind": "engine", "precision": "int8"})
+    with pytest.raises(ArtifactError, match=r"is an engine \(int8\)"):
+        building.read_source(folder / "model.onnx")
+
+
+@pytest.mark.case("B9")
+def test_memory_is_estimated_and_absurd_profiles_are_refused(folder: Path) -> None:
+    source = building.read_source(folder / "model.onnx")
+    notes = Notes()
+    few, many = Profile(8, 30), Profile(256, 240)
+    estimates = building._estimates(source, (few, many), "greedy", building._Notes(notes))
+    assert estimates["256:240"] > 500 * estimates["8:30"]
+    assert any(line.startswith("warning: the profile 256:240 is very large (about ") for line in notes.seen)
+    assert not any("8:30 is very large" in line for line in notes.seen)
+    with pytest.raises(
+        UsageError, match=r"256:1200 means 20000 frames, .* takes 4096: at most 245\.76 seconds"
+    ):
+        building._estimates(source, (Profile(256, 1200),), "greedy", building._Notes(notes))
+    full = replace(source, width=512, units=2048, heads=4, vocabulary=25055)
+    assert (
+        0.5 < building.activation_bytes(full, few, "greedy") / 2**30 < 1.0
+    )  # raw logits alone would be 0.4 GiB
+
+
+@pytest.mark.case("P2")
+def test_without_either_library_one_sentence_says_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    before = files(folder)
+    with pytest.raises(MissingDependency) as raised:
+        build(folder, BuildOptions(precision="int8", calibration=folder / "ranges.json"))
+    text = str(raised.value)
+    assert "svtool[trt-rtx]" in text
+    assert "svtool[trt]" in text
+    assert "\n" not in text
+    assert files(folder) == before
+    with pytest.raises(MissingDependency, match=r"svtool\[trt\]"):
+        flavor.choose_flavor("classic")
+
+
+def fake_module(*, modern: bool, result: bytes | None = b"plan", accepts_profiles: bool = True) -> Any:
+    """A double of the `tensorrt` module: names that one major lacks raise AttributeError, as in life."""
+    seen: dict[str, Any] = {}
+    words = ("language", "speech", "speech_lengths", "textnorm")
+    tensors = [types.SimpleNamespace(name=name) for name in words]
+    layer = types.SimpleNamespace(
+        type=types.SimpleNamespace(name="SOFTMAX"),
+        get_output=lambda _: types.SimpleNamespace(dtype=types.SimpleNamespace(name="FLOAT")),
+    )
+    network = types.SimpleNamespace(
+        num_layers=1, num_inputs=4, get_layer=lambda _: layer, get_input=lambda index: tensors[index]
+    )
+
+    class Profiles:
+        def set_shape(self, name: str, *shapes: Any) -> None:
+            seen.setdefault("profile", {})[name] = shapes
+
+        def __bool__(self) -> bool:
+            return accepts_profiles
+
+    class Config:
+        def add_optimization_profile(self, profile: Profiles) -> int:
+            return 0 if profile else -1
+
+        def set_memory_pool_limit(self, pool: str, size: int) -> None:
+            seen["workspace"] = size
+
+    class ILogger:
+        INTERNAL_ERROR, ERROR, WARNING = 0, 1, 2
+
+        def log(self, severity: int, msg: str) -> None: ...
+
+    class Builder:
+        def __init__(self, logger: ILogger) -> None:
+            self.logger = logger
+
+        def create_network(self, flags: int = 0) -> Any:
+            seen["flags"] = flags
+            return network
+
+        def create_builder_config(self) -> Config:
+            return Config()
+
+        def create_optimization_profile(self) -> Profiles:
+            return Profiles()
+
+        def build_serialized_network(self, network: Any, config: Config) -> Any:
+            self.logger.log(1, "Could not find any implementation for node {ForeignNode[...]}.")
+            return None if result is None else memoryview(result)
+
+    class Parser:
+        num_errors = 0
+
+        def __init__(self, network: Any, logger: ILogger) -> None: ...
+
+        def parse_from_file(self, path: str) -> bool:
+            return True
+
+    module = types.ModuleType("tensorrt")
+    module.__dict__.update(
+        __version__="11.4.0" if modern else "10.3.0",
+        ILogger=ILogger,
+        Builder=Builder,
+        OnnxParser=Parser,
+        MemoryPoolType=types.SimpleNamespace(WORKSPACE="workspace"),
+        seen=seen,
+    )
+    if not modern:
+        module.__dict__["NetworkDefinitionCreationFlag"] = types.SimpleNamespace(
+            STRONGLY_TYPED=1, EXPLICIT_BATCH=0
+        )
+    return module
+
+
+def job(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "graph": str(folder / "model.onnx"),
+        "plan": str(folder / "engine.plan"),
+        "profiles": [building.profile_shapes(Profile(2, 3))],
+        "profile_text": "2:3",
+        "workspace_mb": 1,
+        "expected": {"QuantizeLinear": 0, "DequantizeLinear": 0},
+        "estimate_s": 1.0,
+    } | changes
+
+
+@pytest.mark.case("Q1", "P3")
+@pytest.mark.parametrize("modern", [False, True])
+def test_one_path_builds_with_old_and_new_tensorrt(tmp_path: Path, modern: bool) -> None:
+    """TensorRT 10.3 (JetPack) has the strong-typing flag; TensorRT 11 has no flags, no calibrators, no FP16."""
+    trt = fake_module(modern=modern)
+    report = build_worker.build_plan(trt, flavor.CLASSIC, job(tmp_path), Silent())
+    assert (tmp_path / "engine.plan").read_bytes() == b"plan"
+    assert trt.seen["flags"] == (0 if modern else 2)
+    assert trt.seen["workspace"] == 1 << 20
+    assert sorted(trt.seen["profile"]) == ["language", "speech", "speech_lengths", "textnorm"]
+    assert report["library_version"] == ("11.4.0" if modern else "10.3.0")
+
+
+@pytest.mark.case("Q1")
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["build-trt", "--help"], ["build-trt", "{}", "--flavor", "classic"]]
+)
+def test_a_bare_tensorrt_module_breaks_no_command(folder: Path, arguments: list[str]) -> None:
+    (folder / "fake").mkdir()
+    (folder / "fake" / "tensorrt.py").write_text("__version__ = '11.4.0'\n")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder / "fake"), *filter(None, sys.path)])
+    }
+    command = [sys.executable, "-m", "svtool", *(part.format(folder) for part in arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "AttributeError" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (0 if "--help" in arguments else 1)
+    if done.returncode:
+        assert "no CUDA device answers here" in done.stderr
+
+
+@pytest.mark.case("B3")
+@pytest.mark.parametrize("result", [None, b""])
+def test_a_builder_without_a_result_names_workspace_profile_and_next_step(
+    tmp_path: Path, result: bytes | None
+) -> None:
+    with pytest.raises(ArtifactError) as raised:
+        build_worker.build_plan(
+            fake_module(modern=True, result=result), flavor.CLASSIC, job(tmp_path), Silent()
+        )
+    for words in ("workspace 1 MB", "profiles 2:3", "ForeignNode", "a larger --workspace-mb"):
+        assert words in str(raised.value)
+    assert files(tmp_path) == set()
+
+
+@pytest.mark.case("B4")
+def test_profiles_are_checked_before_and_after_the_library_sees_them(tmp_path: Path) -> None:
+    good = building.profile_shapes(Profile(2, 3))
+    build_worker.check_shapes(good)
+    with pytest.raises(ArtifactError, match="lacks the inputs textnorm"):
+        build_worker.check_shapes({name: shape for name, shape in good.items() if name != "textnorm"})
+    for bad in ([[2], [1], [4]], [[1], [5], [4]], [[0], [1], [2]]):
+        with pytest.raises(ArtifactError, match="min <= opt <= max"):
+            build_worker.check_shapes({**good, "language": bad})
+    refusing = fake_module(modern=True, accepts_profiles=False)
+    with pytest.raises(ArtifactError, match="profile is not valid"):
+        build_worker.build_plan(refusing, flavor.CLASSIC, job(tmp_path), Silent())
+
+
+@pytest.mark.case("B4")
+def test_the_real_library_hides_a_broken_profile_until_it_is_asked() -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    builder = trt.Builder(trt.Logger(trt.Logger.INTERNAL_ERROR))
+    network = builder.create_network(0)
+    network.add_input("speech", trt.float32, (-1, -1, 560))
+    shapes = {"speech": [[1, 9, 560], [1, 5, 560], [1, 9, 560]]}
+    with pytest.raises(ArtifactError, match="profile is not valid"):
+        build_worker.add_profile(builder, builder.create_builder_config(), network, shapes)
+    with pytest.raises(ArtifactError, match="the network has the inputs"):
+        build_worker.add_profile(
+            builder, builder.create_builder_config(), network, {"sound": shapes["speech"]}
+        )
+
+
+def test_parser_errors_are_all_shown(tmp_path: Path) -> None:
+    trt = fake_module(modern=True)
+    trt.OnnxParser.num_errors = 2
+    trt.OnnxParser.parse_from_file = lambda self, path: False
+    trt.OnnxParser.get_error = lambda self, index: f"problem {index}"
+    with pytest.raises(ArtifactError, match="cannot read the graph: problem 0; problem 1"):
+        build_worker.build_plan(trt, flavor.CLASSIC, job(tmp_path), Silent())
+
+
+def test_a_network_with_fewer_quantizers_than_the_graph_is_not_built(tmp_path: Path) -> None:
+    expected = {"QuantizeLinear": 12, "DequantizeLinear": 24}
+    with pytest.raises(ArtifactError, match="0 QUANTIZE layers, the graph 12"):
+        build_worker.build_plan(
+            fake_module(modern=True), flavor.CLASSIC, job(tmp_path, expected=expected), Silent()
+        )
+
+
+def test_auto_prefers_classic_only_where_a_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", types.ModuleType("tensorrt"))
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", types.ModuleType("tensorrt_rtx"))
+    devices = [1]
+    monkeypatch.setattr(flavor, "cuda_device_count", lambda: devices[0])
+    assert flavor.choose_flavor() is flavor.CLASSIC
+    devices[0] = 0
+    assert flavor.choose_flavor() is flavor.RTX
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    with pytest.raises(
+        ArtifactError, match=r"builds only on a machine with the target GPU.*svtool\[trt-rtx\]"
+    ):
+        flavor.choose_flavor()
+
+
+def test_old_onnxruntime_is_said_beside_int8_figures() -> None:
+    notes = Notes()
+    for version, quantized, said in (
+        ("1.23.2", ["w_1"], True),
+        ("1.31.1", ["w_1"], False),
+        ("1.23.2", [], False),
+    ):
+        notes.seen.clear()
+        prepared = {"calibration": None, "quantized": quantized, "parity": {"onnxruntime": version}}
+        building._note_runtime(prepared, building._Notes(notes))
+        assert bool(notes.seen) is said

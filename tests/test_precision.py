@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import small_graph
+from svtool import graph as graphs
+from svtool import parity, precision
+from svtool.backends import greedy_head
+from svtool.errors import ArtifactError, UsageError
+
+Arrays = list[np.ndarray[Any, Any]]
+
+
+def as_bytes(model: ir.Model) -> bytes:
+    return ir.to_proto(model).SerializeToString(deterministic=True)
+
+
+def run(model: ir.Model, feed: dict[str, Any]) -> Arrays:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(as_bytes(model), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feed)
+
+
+def sqnr_db(reference: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+    return float(10 * np.log10(np.square(reference).sum() / np.square(reference - found).sum()))
+
+
+def node_types(model: ir.Model, op: str, index: int = 0) -> set[str]:
+    found = (node.inputs[index] for node in model.graph if node.op_type == op)
+    return {value.dtype.name for value in found if value is not None and value.dtype is not None}
+
+
+@pytest.fixture(scope="module")
+def model() -> ir.Model:
+    return ir.from_proto(small_graph.make())
+
+
+@pytest.fixture(scope="module")
+def ranges(model: ir.Model) -> dict[str, float]:
+    """A clipping point for every linear input: the largest value on noise, and some room."""
+    values = {str(output.name): output for node in model.graph for output in node.outputs}
+    probed = model.clone()
+    names = [linear.source for linear in graphs.linears(model)]
+    inside = {str(output.name): output for node in probed.graph for output in node.outputs}
+    probed.graph.outputs[:] = [inside[name] for name in names]
+    assert set(names) <= set(values)
+    outputs = run(probed, parity.make_feed(60, (60, 60)))
+    return {name: 1.1 * float(np.abs(array).max()) for name, array in zip(names, outputs, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def int8(model: ir.Model, ranges: dict[str, float]) -> ir.Model:
+    return precision.to_int8(precision.to_fp16(model), ranges)
+
+
+@pytest.mark.case("Q17")
+@pytest.mark.parametrize(("kind", "least_db"), [("fp16", 55), ("int8", 25)])
+def test_passes_load_run_and_keep_the_contract(
+    model: ir.Model, int8: ir.Model, kind: str, least_db: float, tmp_path: Path
+) -> None:
+    rewritten = precision.to_fp16(model) if kind == "fp16" else int8
+    path = tmp_path / "twin.onnx"
+    graphs.save_model(rewritten, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    for name, (dtype, _) in (graphs.INPUTS | graphs.OUTPUTS).items():
+        values = [*rewritten.graph.inputs, *rewritten.graph.outputs]
+        value = next(value for value in values if value.name == name)
+        before = next(v for v in (*model.graph.inputs, *model.graph.outputs) if v.name == name)
+        assert value.dtype is not None
+        assert value.dtype.name == dtype
+        assert str(value.shape) == str(before.shape)
+    feed = parity.make_feed(23, (20, 7))
+    wanted, found = run(model, feed), run(rewritten, feed)
+    assert [array.dtype for array in found] == [np.float32, np.int32]
+    assert list(found[1]) == [24, 11]
+    assert np.isfinite(found[0]).all()
+    assert sqnr_db(wanted[0], found[0]) > least_db
+    assert rewritten.metadata_props["comment"] == "small"
+    assert rewritten.metadata_props[graphs.PRECISION_KEY] == kind
+
+
+def test_nodes_stay_in_topological_order(int8: ir.Model) -> None:
+    known = {value.name for value in int8.graph.inputs} | set(int8.graph.initializers)
+    for node in int8.graph:
+        assert {value.name for value in node.inputs if value is not None} <= known
+        known |= {value.name for value in node.outputs}
+
+
+def test_float32_islands(model: ir.Model) -> None:
+    half = precision.to_fp16(model)
+    assert node_types(half, "LayerNormalization") == {"FLOAT"}
+    assert node_types(half, "Softmax") == {"FLOAT"}
+    assert node_types(half, "MatMul") == node_types(half, "MatMul", 1) == {"FLOAT16"}
+    assert node_types(half, "Conv") == {"FLOAT16"}
+    front = [
+        node.outputs[0] for node in half.graph if node.op_type in {"Sin", "Cos", "Gather", "Where", "Range"}
+    ]
+    assert {value.dtype.name for value in front if value.dtype is not None} == {"FLOAT", "INT64"}
+    assert half.graph.initializers["input_scale"].dtype is ir.DataType.FLOAT
+
+
+def test_residual_adds_follow_the_recorded_ranges(model: ir.Model) -> None:
+    adds = [str(node.outputs[0].name) for node in graphs.residual_adds(model)]
+    inner = [name for name in adds if name != "x"]
+
+    def wide(recorded: dict[str, float] | None) -> list[str]:
+        after = precision.to_fp16(model, recorded)
+        types = {str(output.name): output.dtype for node in after.graph for output in node.outputs}
+        return [name for name in inner if types[name] is ir.DataType.FLOAT]
+
+    assert wide(None) == inner  # nobody measured them
+    assert wide(dict.fromkeys(adds, 100.0)) == []
+    loud = dict.fromkeys(adds, 100.0) | {inner[1]: precision.FP16_SAFE + 1}
+    assert inner[1] in wide(loud)
+    assert inner[-1] not in wide(loud)
+    assert wide(dict.fromkeys(adds, 100.0) | {inner[2]: float("nan")})
+
+
+def test_loud_residuals_overflow_unless_their_ranges_are_known() -> None:
+    """The residual is made an output: ONNX Runtime on a CPU keeps inner fp16 tensors in float32 and hides overflow."""
+    loud = ir.from_proto(small_graph.make(loud=1e5))
+    adds = [str(output.name) for node in loud.graph if node.op_type == "Add" for output in node.outputs]
+
+    def residual(recorded: float) -> np.ndarray[Any, Any]:
+        half = precision.to_fp16(loud, dict.fromkeys(adds, recorded))
+        values = {str(output.name): output for node in half.graph for output in node.outputs}
+        half.graph.outputs.append(values["encoder.encoders.0.out"])
+        return run(half, parity.make_feed(12, (12, 5)))[2]  # type: ignore[no-any-return]
+
+    blind, known = residual(1.0), residual(1e6)
+    assert (blind.dtype, known.dtype) == (np.float16, np.float32)
+    assert np.isinf(blind).any()
+    assert np.isfinite(known).all()
+    assert np.abs(known).max() > precision.FP16_MAX
+
+
+def test_a_layer_can_be_kept_in_float32(model: ir.Model) -> None:
+    kept = precision.to_fp16(model, keep_fp32=["ctc.*"])
+    types = {linear.name: linear.node.inputs[1].dtype.name for linear in graphs.linears(kept)}  # type: ignore[union-attr]
+    assert types.pop("ctc.ctc_lo") == "FLOAT"
+    assert set(types.values()) == {"FLOAT16"}
+
+
+def test_a_weight_fp16_cannot_hold_is_refused_by_name() -> None:
+    proto = small_graph.make()
+    weight = next(w for w in proto.graph.initializer if w.name.endswith("feed_forward.w_1.bias"))
+    weight.CopyFrom(numpy_helper.from_array(np.full(small_graph.UNITS, 1e6, np.float32), weight.name))
+    with pytest.raises(ArtifactError, match=r"w_1\.bias holds 1e\+06"):
+        precision.to_fp16(ir.from_proto(proto))
+
+
+def test_passes_are_deterministic_and_leave_their_argument_alone(
+    model: ir.Model, ranges: dict[str, float]
+) -> None:
+    before = as_bytes(model)
+    results = []
+    for _ in range(2):
+        half = precision.to_fp16(model)
+        kept = as_bytes(half)
+        quantized = precision.to_int8(half, ranges)
+        greedy = precision.add_greedy_head(quantized, small_graph.TAGS)
+        assert as_bytes(half) == kept
+        results.append([kept, as_bytes(quantized), as_bytes(greedy)])
+    assert results[0] == results[1]
+    assert as_bytes(model) == before
+
+
+def test_second_application_is_refused(model: ir.Model, int8: ir.Model, ranges: dict[str, float]) -> None:
+    with pytest.raises(ArtifactError, match="FLOAT16 already"):
+        precision.to_fp16(precision.to_fp16(model))
+    with pytest.raises(ArtifactError, match="quantized already"):
+        precision.to_int8(int8, ranges)
+    with pytest.raises(ArtifactError, match="quantized already"):
+        precision.to_fp16(int8)
+    with pytest.raises(ArtifactError, match="no ctc_logits"):
+        precision.add_greedy_head(precision.add_greedy_head(model, [1]), [1])
+
+
+@pytest.mark.case("Q15")
+def test_int8_touches_linear_layers_only(model: ir.Model, int8: ir.Model) -> None:
+    ops = Counter(node.op_type for node in int8.graph)
+    layers = [linear for linear in graphs.linears(model) if not linear.head]
+    assert ops["QuantizeLinear"] == len(layers) == 12
+    assert ops["DequantizeLinear"] == 2 * len(layers)
+    weights = [name for name, value in int8.graph.initializers.items() if value.dtype is ir.DataType.INT8]
+    assert sum(name.endswith("/int8") for name in weights) == len(layers)
+    assert int8.opset_imports[""] == 19
+    for node in int8.graph:
+        if node.op_type == "QuantizeLinear":
+            users = {use.node.op_type for use in node.outputs[0].uses()}
+            targets = {use.node.op_type for use in graphs.users(node.outputs[0])[0].outputs[0].uses()}
+            assert (users, targets) == ({"DequantizeLinear"}, {"MatMul"})
+    reached = graphs.after_linears(precision.to_fp16(model))
+    assert not any("mask" in str(node.name) for node in int8.graph if "QuantizeLinear" in node.op_type)
+    assert reached
+
+
+def test_int8_weights_are_per_column_and_close(model: ir.Model, int8: ir.Model) -> None:
+    layer = next(graphs.linears(model))
+    weight = layer.node.inputs[1]
+    assert weight is not None
+    original = weight.const_value.numpy()  # type: ignore[union-attr]
+    stored = int8.graph.initializers
+    whole = stored[f"{weight.name}/int8"].const_value.numpy()  # type: ignore[union-attr]
+    steps = stored[f"{weight.name}/scales"].const_value.numpy().astype(np.float32)  # type: ignore[union-attr]
+    assert steps.shape == (original.shape[1],)
+    assert np.abs(whole.astype(int)).max() <= 127
+    assert (np.abs(whole * steps - original) <= 0.51 * steps + 1e-3 * np.abs(original)).all()
+
+
+def shared_input_model() -> ir.Model:
+    """Two linears that read one activation; one weight column is all zeros."""
+    kernel = np.eye(3, 4, dtype=np.float32)  # the last column is zero
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("MatMul", ["r", "a"], ["p"])]
+    nodes += [helper.make_node("MatMul", ["r", "b"], ["q"]), helper.make_node("Add", ["p", "q"], ["y"])]
+    info = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+        for name, size in (("x", 3), ("y", 4))
+    ]
+    weights = [numpy_helper.from_array(kernel, name) for name in "ab"]
+    graph = helper.make_graph(nodes, "shared", info[:1], info[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+def test_one_quantizer_serves_all_readers_and_zero_columns_stay_zero() -> None:
+    quantized = precision.to_int8(shared_input_model(), {"r": 2.0})
+    assert Counter(node.op_type for node in quantized.graph)["QuantizeLinear"] == 1
+    found = run(quantized, {"x": np.array([[1, -1, 2]], np.float32)})[0]
+    np.testing.assert_allclose(found, [[2, 0, 4, 0]], atol=0.03)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
+def test_unusable_ranges_are_refused_by_name(model: ir.Model, ranges: dict[str, float], bad: float) -> None:
+    name = list(ranges)[3]
+    with pytest.raises(ArtifactError, match=f"'{name}', the input of encoder.encoders0.0.feed_forward.w_2"):
+        precision.to_int8(model, ranges | {name: bad})
+
+
+def test_a_missing_range_names_the_layer(model: ir.Model, ranges: dict[str, float]) -> None:
+    short = {name: value for name, value in ranges.items() if "tp_encoders" not in name}
+    with pytest.raises(ArtifactError, match=r"no range for .* the input of encoder\.tp_encoders\.0"):
+        precision.to_int8(model, short)
+
+
+def test_a_scale_that_fp16_rounds_to_zero_is_refused(model: ir.Model, ranges: dict[str, float]) -> None:
+    half = precision.to_fp16(model)
+    with pytest.raises(ArtifactError, match="not a usable float16"):
+        precision.to_int8(half, ranges | {next(iter(ranges)): 1e-9})
+
+
+def test_layers_can_be_excluded_by_pattern(model: ir.Model, ranges: dict[str, float]) -> None:
+    names = [linear.name for linear in precision.quantized_linears(model, ["*.linear_out", "encoder.tp_*"])]
+    assert len(names) == 6
+    quantized = precision.to_int8(model, ranges, exclude=["*.linear_out", "encoder.tp_*"])
+    assert Counter(node.op_type for node in quantized.graph)["QuantizeLinear"] == 6
+    with pytest.raises(UsageError, match=r"'\*\.w_3' matches no layer"):
+        precision.to_int8(model, ranges, exclude=["*.w_3"])
+
+
+def test_old_opsets_are_refused_with_the_next_command(ranges: dict[str, float]) -> None:
+    model = ir.from_proto(small_graph.make())
+    model.opset_imports[""] = 16
+    with pytest.raises(ArtifactError, match="svtool export --opset 18"):
+        precision.to_int8(model, ranges)
+
+
+def test_greedy_head_equals_numpy(model: ir.Model) -> None:
+    greedy = precision.add_greedy_head(model, small_graph.TAGS)
+    assert [value.name for value in greedy.graph.outputs] == [
+        "token_ids",
+        "token_logprobs",
+        "tag_logits",
+        "encoder_out_lens",
+    ]
+    assert graphs.tag_ids(greedy) == small_graph.TAGS
+    feed = parity.make_feed(19, (19, 4, 11))
+    logits, lengths = run(model, feed)
+    wanted = greedy_head(logits, lengths, small_graph.TAGS)
+    ids, logprobs, tags, lens = run(greedy, feed)
+    assert ids.dtype == lens.dtype == np.int32
+    for item, length in enumerate(lengths):  # padded frames are never read
+        np.testing.assert_array_equal(ids[item, :length], wanted.token_ids[item, :length])
+        np.testing.assert_allclose(logprobs[item, :length], wanted.token_logprobs[item, :length], atol=1e-5)
+    np.testing.assert_array_equal(tags, wanted.tag_logits)
+    np.testing.assert_array_equal(lens, lengths)
+    with pytest.raises(ArtifactError, match="do not fit a vocabulary of 40"):
+        precision.add_greedy_head(model, [3, 40])
+
+
+@pytest.mark.case("B1")
+@pytest.mark.parametrize("kind", ["fp16", "int8"])
+def test_any_ragged_lengths_run(model: ir.Model, int8: ir.Model, kind: str) -> None:
+    """No length equals the time axis; every utterance alone gives what it gives in the batch."""
+    rewritten = precision.to_fp16(model) if kind == "fp16" else int8
+    lengths = (6, 30, 31, 40)
+    feed = parity.make_feed(256, lengths)
+    logits, lens = run(rewritten, feed)
+    assert list(lens) == [10, 34, 35, 44]
+    assert np.isfinite(logits).all()
+    for item, length in enumerate(lengths):
+        alone = {name: array[item : item + 1] for name, array in feed.items()} | {
+            "speech": feed["speech"][item : item + 1, :length]
+        }
+        one = run(rewritten, alone)[0][0]
+        np.testing.assert_allclose(one, logits[item, : length + 4], atol=0.03)
+
+
+@pytest.mark.case("B12")
+@pytest.mark.parametrize("kind", ["fp16", "int8"])
+def test_boundary_shapes_are_finite(model: ir.Model, int8: ir.Model, kind: str) -> None:
+    rewritten = precision.to_fp16(model) if kind == "fp16" else int8
+    for batch, frames in ((1, 1), (8, 512), (1, 4096)):
+        logits, lens = run(rewritten, parity.make_feed(frames, (frames,) * batch))
+        assert logits.shape == (batch, frames + 4, small_graph.VOCABULARY)
+        assert np.isfinite(logits).all()
+        assert list(lens) == [frames + 4] * batch
+
+
+@pytest.mark.case("Q5")
+def test_dynamically_quantized_models_are_refused(tmp_path: Path, ranges: dict[str, float]) -> None:
+    proto = small_graph.make()
+    proto.graph.node.append(helper.make_node("DynamicQuantizeLinear", ["x"], ["x_q", "x_s", "x_z"]))
+    path = tmp_path / "model_quant.onnx"
+    onnx.save(proto, path)
+    with pytest.raises(ArtifactError, match=r"DynamicQuantizeLinear.*svtool export.*svtool build-trt"):
+        graphs.check_contract(graphs.load_model(path), path)
+    with pytest.raises(ArtifactError, match="DynamicQuantizeLinear"):
+        precision.to_int8(ir.from_proto(proto), ranges)
+
+
+def test_foreign_graphs_are_refused(tmp_path: Path) -> None:
+    def refused(change: Any, words: str) -> None:
+        proto = small_graph.make()
+        change(proto)
+        path = tmp_path / "model.onnx"
+        onnx.save(proto, path)
+        with pytest.raises(ArtifactError, match=words):
+            graphs.check_contract(graphs.load_model(path), path)
+
+    def set_dim(tensor: int, axis: int, value: int) -> Any:
+        return lambda proto: setattr(
+            proto.graph.input[tensor].type.tensor_type.shape.dim[axis], "dim_value", value
+        )
+
+    refused(set_dim(0, 2, 80), "width 80, expected 560")
+    refused(set_dim(0, 0, 2), "fixed shape")
+    refused(set_dim(1, 0, 2), "fixed shape")
+    refused(lambda proto: proto.graph.output.pop(), "has the outputs ctc_logits, expected")
+    refused(
+        lambda proto: setattr(proto.graph.input[1].type.tensor_type, "elem_type", 7), "is INT64 of rank 1"
+    )
+    (tmp_path / "model.onnx").write_bytes(b"not a protobuf at all")
+    with pytest.raises(ArtifactError, match="not a readable ONNX model"):
+        graphs.load_model(tmp_path / "model.onnx")
+    with pytest.raises(ArtifactError, match="does not exist: make it with"):
+        graphs.load_model(tmp_path / "absent.onnx")
+
+
+def test_digest_counts_what_is_computed_and_nothing_else() -> None:
+    first = graphs.model_digest(ir.from_proto(small_graph.make()))
+    proto = small_graph.make()
+    proto.doc_string = "other words"
+    proto.producer_name = "somebody"
+    proto.graph.initializer.reverse()
+    helper.set_model_props(proto, {"comment": "other"})
+    del proto.graph.value_info[:]
+    assert graphs.model_digest(ir.from_proto(proto)) == first
+    weight = next(w for w in proto.graph.initializer if w.name == "rates")
+    changed = numpy_helper.to_array(weight).copy()
+    changed[0, 0] += 1e-6
+    weight.CopyFrom(numpy_helper.from_array(changed, "rates"))
+    assert graphs.model_digest(ir.from_proto(proto)) != first
+    other = small_graph.make()
+    other.graph.node[-1].op_type = "Sub"
+    assert graphs.model_digest(ir.from_proto(other)) != first
+
+
+def test_models_without_value_infos_are_typed_by_inference() -> None:
+    proto = small_graph.make()
+    del proto.graph.value_info[:]
+    bare = precision.to_fp16(ir.from_proto(proto))
+    assert node_types(bare, "MatMul") == {"FLOAT16"}
