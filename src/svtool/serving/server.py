@@ -1,0 +1,173 @@
+"""`svtool serve`: opens an engine, warms it, and runs the HTTP server until it is told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from svtool.errors import SvtoolError, UsageError
+from svtool.progress import Progress, Silent
+from svtool.serving.app import create_app, require_serving_libraries
+from svtool.serving.scratch import scratch_folder
+from svtool.serving.service import RequestLimits, Service, describe, warm
+from svtool.serving.worker import QueueLimits, Worker
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from svtool.recognizer import Recognizer
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 7860
+_GRACE_S = 5  # for requests that run when the server is told to stop; open pages would hold it for ever
+
+
+class _Terminated(BaseException):
+    """SIGTERM: as clean an end as Ctrl-C, but no interruption to report."""
+
+
+def serve(
+    artifact: Path,
+    *,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
+    ui: bool = True,
+    device: str = "auto",
+    threads: int | None = None,
+    max_upload_mb: float = 25.0,
+    max_duration_s: float = 600.0,
+    queue_size: int = 64,
+    progress: Progress | None = None,
+) -> None:
+    """Serve one artifact until SIGTERM (returns) or Ctrl-C (KeyboardInterrupt, after a clean stop).
+
+    Raises SvtoolError when the port is taken, MissingDependency without the serving libraries.
+    """
+    progress = progress or Silent()
+    require_serving_libraries(ui=ui)
+    limits = RequestLimits(
+        int(max_upload_mb * 1e6), max_duration_s, in_flight=queue_size + QueueLimits.batch_n
+    )
+    with ExitStack() as stack, _sigterm_ends():
+        try:
+            # first of all: a taken port should not cost the loading of a model
+            listener = stack.enter_context(_bind(host, port))
+            if not _is_loopback(listener):
+                progress.note(
+                    f"warning: {host} can be reached from other machines, and there is no password: anyone who "
+                    f"reaches this port can use the server; use --host {DEFAULT_HOST} to keep it to this machine"
+                )
+            service = _open(artifact, device, threads, QueueLimits(waiting_n=queue_size), limits, progress)
+            stack.callback(service.close)
+            if ui:
+                progress.note("loading the page")
+            folder = stack.enter_context(scratch_folder()) if ui else None
+            app = create_app(service, ui=ui, page_folder=folder)
+            with _usable(host, port):
+                listener.listen(128)  # only now: until the engine is warm a connection is refused
+            _announce(listener, host, progress)
+            _run(app, listener)
+        except _Terminated:
+            progress.note("stopped")
+
+
+def _open(
+    artifact: Path,
+    device: str,
+    threads: int | None,
+    queue: QueueLimits,
+    limits: RequestLimits,
+    progress: Progress,
+) -> Service:
+    from svtool.recognizer import open_recognizer
+
+    opened: list[Recognizer] = []
+
+    def opener() -> Recognizer:
+        recognizer = open_recognizer(artifact, device=device, threads=threads)
+        warm(recognizer)
+        opened.append(recognizer)
+        return recognizer
+
+    progress.note(f"loading {artifact}")
+    worker = Worker(opener, queue)
+    worker.start()
+    engine = describe(opened[0], artifact)
+    progress.note(f"engine: {engine.name}, {engine.precision}, {engine.provider}")
+    if engine.is_tiny:
+        progress.note(
+            "this is the embedded demonstration model: one speaker and a small vocabulary, not your voice"
+        )
+    return Service(worker, engine, limits)
+
+
+def _announce(listener: socket.socket, host: str, progress: Progress) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listener.getsockname()[1]}"
+    progress.note(
+        f"serving on {address}  (Ctrl-C stops it; API: POST {address}/api/recognize, docs: {address}/docs)"
+    )
+
+
+def _run(app: FastAPI, listener: socket.socket) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GRACE_S
+    )
+    # uvicorn stops cleanly on either signal and then raises it again, for the handlers around it
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket, not listening yet. Port 0 lets the system choose."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"port {port} is outside 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UsageError(f"--host {host} is no address of this machine: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        with _usable(host, port):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except SvtoolError:
+        listener.close()
+        raise
+    return listener
+
+
+@contextmanager
+def _usable(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SvtoolError(
+            f"port {port} on {host} cannot be used ({error.strerror}): stop what uses it, or choose another --port"
+        ) from error
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(str(listener.getsockname()[0]).split("%")[0]).is_loopback
+
+
+@contextmanager
+def _sigterm_ends() -> Iterator[None]:
+    def end(*_: Any) -> None:
+        raise _Terminated
+
+    try:
+        before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread: whoever runs it there ends it
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,143 @@
+"""`serve` as a process: address, port in use, warnings, signals; and what needs no server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from svtool.errors import MissingDependency, SvtoolError, UsageError
+from svtool.serving import serve
+
+PROGRAM = """
+import sys
+from svtool.progress import Silent
+from svtool.serving import serve, server
+
+class Notes(Silent):
+    def note(self, message):
+        print(message, file=sys.stderr, flush=True)
+
+from serving_doubles import FakeRecognizer
+from svtool.serving.service import Engine
+import svtool.recognizer
+svtool.recognizer.open_recognizer = lambda *args, **kwargs: FakeRecognizer()
+server.describe = lambda *args: Engine("fake/model.onnx", "fp32", "onnxruntime", "CPUExecutionProvider")
+from pathlib import Path
+try:
+    serve(Path("fake"), host=sys.argv[1], port=0, ui=False, progress=Notes())
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@contextmanager
+def serving(host: str = "127.0.0.1") -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """A server process, its address, and the lines it printed so far."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, host], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    lines: list[str] = []
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            if line.startswith("serving on "):
+                break
+        assert (lines or [""])[-1].startswith("serving on "), lines
+        yield process, lines[-1].split()[2], lines
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_cleanly(sent: signal.Signals, code: int) -> None:
+    with serving() as (process, address, _):
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            assert json.load(answer)["engine"] == "fake/model.onnx"
+        began = time.monotonic()
+        process.send_signal(sent)
+        _, rest = process.communicate(timeout=15)
+        assert process.returncode == code
+        assert time.monotonic() - began < 5
+        assert "Traceback" not in rest
+
+
+@pytest.mark.case("U9")
+def test_it_listens_to_this_machine_alone_and_warns_about_more() -> None:
+    with serving() as (_, address, lines):
+        assert address.startswith("http://127.0.0.1:")
+        assert not [line for line in lines if line.startswith("warning")]
+    with serving("0.0.0.0") as (_, _, lines):
+        assert [
+            line for line in lines if line.startswith("warning: 0.0.0.0 can be reached from other machines")
+        ]
+
+
+def test_the_default_host_is_loopback() -> None:
+    import inspect
+
+    assert inspect.signature(serve).parameters["host"].default == "127.0.0.1"
+    assert inspect.signature(serve).parameters["port"].default == 7860
+
+
+def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SvtoolError, match=f"port {port} on 127.0.0.1 cannot be used .*--port"):
+            serve(tmp_path, port=port, ui=False)
+
+
+def test_a_host_of_another_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SvtoolError, match=r"192\.0\.2\.1"):
+        serve(tmp_path, host="192.0.2.1", ui=False)
+    with pytest.raises(UsageError, match="port 70000"):
+        serve(tmp_path, port=70_000, ui=False)
+
+
+@pytest.mark.case("E10")
+def test_a_missing_artifact_is_refused_and_nothing_is_exported(tmp_path: Path) -> None:
+    with pytest.raises(SvtoolError, match="does not exist: make it with  svtool export"):
+        serve(tmp_path / "none.onnx", port=0, ui=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_libraries_one_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in ("fastapi", "gradio") else found(name, *rest),
+    )
+    with pytest.raises(MissingDependency, match=r"fastapi and gradio: .*svtool\[serve\]"):
+        serve(tmp_path, ui=True)
+
+
+def test_without_the_page_gradio_is_not_imported() -> None:
+    code = (
+        "import sys, io\n"
+        "from serving_doubles import FakeRecognizer\n"
+        "from svtool.serving.app import create_app\n"
+        "from svtool.serving.service import Engine, Service\n"
+        "from svtool.serving.worker import Worker\n"
+        "assert 'fastapi' not in sys.modules\n"
+        "create_app(Service(Worker(FakeRecognizer), Engine('a', 'b', 'c', 'd')), ui=False)\n"
+        "sys.exit('gradio' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
