@@ -246,6 +246,30 @@ def test_a_full_server_is_429_before_the_body_is_read(
     assert service.health()["in_flight"] == 0
 
 
+@pytest.mark.case("U11")
+def test_fifty_at_once_are_served_or_told_to_come_back(
+    make_service: Callable[..., Service], fake: FakeRecognizer
+) -> None:
+    service = make_service(limits=RequestLimits(in_flight=8), queue=QueueLimits(waiting_n=8))
+
+    async def flood(client: Client) -> list[httpx.Response]:
+        fake.gate.clear()
+        jobs = [
+            asyncio.create_task(client.post(URL, files={"file": ("a.wav", wav_bytes())})) for _ in range(50)
+        ]
+        await asyncio.sleep(0.3)
+        fake.gate.set()
+        answers = list(await asyncio.gather(*jobs))
+        return [*answers, await client.post(URL, files={"file": ("a.wav", wav_bytes())})]
+
+    *answers, after = call(service, flood)
+    codes = [answer.status_code for answer in answers]
+    assert set(codes) == {200, 429}
+    assert codes.count(200) >= 8
+    assert all("retry-after" in answer.headers for answer in answers if answer.status_code == 429)
+    assert after.status_code == 200
+
+
 @pytest.mark.case("U3", "U11")
 @pytest.mark.parametrize(("length", "status"), [(b"999999", 413), (b"10", 429)])
 def test_a_refusal_is_sent_before_the_body_is_read(length: bytes, status: int) -> None:

@@ -68,7 +68,9 @@ def runs_on(engine: Engine) -> str:
     """`ONNX Runtime, CPU`."""
     runtime = RUNTIMES.get(engine.runtime, engine.runtime)
     provider = engine.provider.removesuffix("ExecutionProvider")
-    return runtime if provider.lower() in ("", engine.runtime.lower()) else f"{runtime}, {provider}"
+    if provider.startswith(runtime):  # `TensorRT 10.13`
+        return provider
+    return f"{runtime}, {provider.upper() if len(provider) <= 4 else provider}" if provider else runtime
 
 
 def tiny_notice(engine: Engine) -> str:

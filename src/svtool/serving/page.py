@@ -59,8 +59,13 @@ def mount_page(app: FastAPI, service: Service, folder: Path) -> None:
     async def mount() -> None:
         _mount(app, service, folder)
 
-    # without a running event loop Gradio makes one for every lock of its own, and closes none of them
-    asyncio.run(mount())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        # without a running event loop Gradio makes one for every lock of its own, and closes none of them
+        asyncio.run(mount())
+    else:
+        _mount(app, service, folder)
 
 
 def _mount(app: FastAPI, service: Service, folder: Path) -> None:
@@ -109,7 +114,9 @@ def _build(service: Service, uploads: Path, examples: dict[str, Path]) -> Any:
                 language = gr.Dropdown(
                     LANGUAGE_CHOICES, value="auto", label="Language spoken", filterable=False
                 )
-                itn = gr.Checkbox(label="Punctuation, capitals and digits (ITN)", value=True)
+                itn = gr.Checkbox(
+                    label="Punctuation, capitals and digits (ITN)", value=not service.engine.is_tiny
+                )
                 start = gr.Button("Transcribe", variant="primary", size="lg", elem_classes="sv-go")
             with gr.Column(elem_classes="sv-card", scale=7, min_width=300):
                 output = gr.HTML(markup.EMPTY, elem_id="sv-output")
