@@ -37,6 +37,7 @@ SCHEMA = "svtool.calibration/1"
 METHODS = ("max", "percentile")
 MIN_UTTERANCES = 64  # fewer leave the tails of the ranges to chance
 CLIPPED_SHARE = 1e-3  # of samples at full scale: more is audible distortion
+_IN_FLIGHT_BYTES = 1 << 26
 _INLINE_BYTES = 1 << 28  # larger models go to ONNX Runtime as a file, so that it can map the weights
 
 
@@ -108,7 +109,9 @@ def calibrate(
         )
     model = graphs.load_model(model_path)
     graphs.check_contract(model, model_path)
+    digest = graphs.model_digest(model)
     probes = _Probes(model, histograms=method == "percentile")
+    del model  # its weights may be as large as the session's
     used: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     frames = clipped = 0
@@ -133,7 +136,7 @@ def calibrate(
     for warning in warnings:
         progress.note(f"warning: {warning}")
     return Calibration(
-        onnx_digest=graphs.model_digest(model),
+        onnx_digest=digest,
         list_name=list_name,
         list_digest=list_digest,
         frontend=dict(frontend or {}),
@@ -264,24 +267,28 @@ class _Probes:
         self._whole = self._linear_inputs if histograms else head_inputs
         every = _unique([*self._linear_inputs, *_fp16_tensors(model)])
         self._reduced = [name for name in every if name not in set(self._whole)]
+        self._reduced_set = set(self._reduced)
         self._absmax = dict.fromkeys(every, 0.0)
         self._histograms = (
             {name: np.zeros(self._BINS, np.int64) for name in self._whole} if histograms else {}
         )
-        self._model = _instrumented(model, self._whole, self._reduced)
+        self._models = [_instrumented(model, self._whole, self._reduced)]
 
     def session(self, threads: int | None) -> _Running:
-        return _Running(self, self._model, threads)
+        """May be opened once: the graph goes to the session and is not kept here."""
+        return _Running(self, self._models.pop(), threads)
 
     def absmax(self) -> dict[str, float]:
         return dict(self._absmax)
 
-    def add(self, utterance: str, outputs: list[npt.NDArray[Any]]) -> None:
-        whole, reduced = outputs[: len(self._whole)], outputs[len(self._whole) :]
-        for name, values in zip(self._whole, whole, strict=True):
-            self._add_whole(name, values, utterance)
-        for name, largest in zip(self._reduced, reduced, strict=True):
-            self._widen(name, float(largest), utterance)
+    def add(self, utterance: str, outputs: list[Any]) -> None:
+        """Takes ONNX Runtime's own values in the order of the graph's outputs, and drops each one after use."""
+        for name in (*self._whole, *self._reduced):
+            values = outputs.pop(0).numpy()
+            if name in self._reduced_set:
+                self._widen(name, float(values), utterance)
+            else:
+                self._add_whole(name, values, utterance)
 
     def clipping_points(self, percentile: float) -> dict[str, float]:
         """Per linear input: the percentile of |x|, at most the largest value seen."""
@@ -334,7 +341,13 @@ class _Running:
         # lengths vary: an arena and memory patterns would keep a copy for each of them
         options.enable_cpu_mem_arena = False
         options.enable_mem_pattern = False
+        # the default order reduces at the very end, with every activation alive until then
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        # packed weights would be a second copy of all of them
+        options.add_session_config_entry("session.disable_prepacking", "1")
         source = _for_runtime(self._model, Path(self._folder.name))
+        graphs.release_weights(self._model)
+        del self._model
         self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         return self
 
@@ -349,6 +362,8 @@ class _Running:
                 f"the utterance {sample.id!r} has features {feats.dtype} {list(feats.shape)}, "
                 f"expected float32 [T, {graphs.FEATURE_SIZE}]"
             )
+        import onnxruntime
+
         feed = {
             "speech": feats[None],
             "speech_lengths": np.array([len(feats)], np.int32),
@@ -356,7 +371,8 @@ class _Running:
             "textnorm": np.array([sample.textnorm], np.int32),
         }
         try:
-            outputs = self._session.run(None, feed)
+            values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
+            outputs = self._session.run_with_ort_values(None, values)
         except Exception as error:
             raise ArtifactError(
                 f"the model failed on the utterance {sample.id!r} of shape {list(feats.shape)}: {error}"
@@ -393,7 +409,9 @@ def _instrumented(model: ir.Model, whole: list[str], reduced: list[str]) -> ir.M
         magnitude.outputs[0].name, largest.outputs[0].name = f"{name}/abs", f"{name}/absmax"
         largest.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
         largest.outputs[0].shape = ir.Shape(())
-        model.graph.extend((magnitude, largest))
+        producer = values[name].producer()
+        assert producer is not None
+        model.graph.insert_after(producer, (magnitude, largest))
         outputs.append(largest.outputs[0])
     model.graph.outputs[:] = outputs
     return model
@@ -409,7 +427,13 @@ def _for_runtime(model: ir.Model, folder: Path) -> str | bytes:
     )
     if size <= _INLINE_BYTES:
         return bytes(ir.to_proto(model).SerializeToString())
-    ir.save(model, folder / "probes.onnx", external_data="probes.data")
+    ir.save(
+        model,
+        folder / "probes.onnx",
+        external_data="probes.data",
+        max_workers=1,
+        max_in_flight_bytes=_IN_FLIGHT_BYTES,
+    )
     return str(folder / "probes.onnx")
 
 

@@ -77,6 +77,15 @@ def save_model(model: ir.Model, path: Path) -> None:
     path.write_bytes(onnx_ir.to_proto(model).SerializeToString(deterministic=True))
 
 
+def release_weights(model: ir.Model) -> None:
+    """Unmap weights kept in external data; they are mapped again when next read."""
+    import onnx_ir
+
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, onnx_ir.ExternalTensor):
+            value.const_value.release()
+
+
 def check_contract(model: ir.Model, path: Path) -> None:
     """Refuse graphs that are not the model `svtool export` writes. Raises ArtifactError with the next command."""
     remedy = f"make it again with  svtool export -o {path.parent}"
