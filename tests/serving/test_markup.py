@@ -21,18 +21,20 @@ def heard(**changes: object) -> Recognition:
 
 def test_a_result_shows_text_marks_segments_and_figures() -> None:
     words = (Word("one", 0.25, 0.5), Word("two", 61.5, 62.48, spaced=True))
-    html = markup.result(heard(raw="<|en|><|HAPPY|><|Laughter|>one two", words=words))
+    html = markup.result(heard(words=words))
     for text in ("one two", "😊", "😀", "English", "Happy", "Laughter", "0:00.25", "1:02.48", "4× real time"):
         assert text in html
     assert "&lt;|" not in html
+    assert "sv-long" not in html
+    assert "sv-long" in markup.result(heard(text="one two " * 50))
 
 
 def test_emoji_stand_apart_in_a_font_that_has_them() -> None:
-    html = markup.result(heard(raw="<|en|><|HAPPY|><|Laughter|>one two"))
+    html = markup.result(heard())
     assert '<span class="sv-emoji">😀</span>one two<span class="sv-emoji">😊</span>' in html
 
 
-@pytest.mark.parametrize("field", ["text", "language", "emotion", "raw"])
+@pytest.mark.parametrize("field", ["text", "language", "emotion"])
 def test_everything_is_escaped(field: str) -> None:
     assert EVIL not in markup.result(heard(**{field: EVIL}))
 

@@ -49,6 +49,8 @@ _SILENT = {
     SILENCE: "The recording is silent, or too quiet to be speech. The model was not run.",
 }
 
+_LONG_TEXT = 300  # characters; more is set smaller
+
 EMPTY = (
     '<div class="sv-empty"><span class="sv-empty-mark" aria-hidden="true"></span>'
     "<p>Choose a recording, then press <b>Transcribe</b>.</p></div>"
@@ -107,9 +109,11 @@ def _text(heard: Transcript) -> str:
     if heard.no_speech:
         why = _SILENT.get(heard.reason or "", "The model heard no speech in this recording.")
         return f'<p class="sv-silent">{why}</p>'
-    shown = rich_text(heard.raw) or heard.text
-    marked = _EMOJI.sub(r'<span class="sv-emoji">\g<0></span>', escape(shown))
-    return f'<p class="sv-text" lang="{escape(heard.language or "")}" dir="auto">{marked}</p>'
+    # not from `raw`: of a long recording that is one tagged string for every stretch, with no space between them
+    tags = "".join(f"<|{name}|>" for name in (heard.language, heard.emotion, *heard.events) if name)
+    marked = _EMOJI.sub(r'<span class="sv-emoji">\g<0></span>', escape(rich_text(tags + heard.text)))
+    size = "sv-text sv-long" if len(heard.text) > _LONG_TEXT else "sv-text"
+    return f'<p class="{size}" lang="{escape(heard.language or "")}" dir="auto">{marked}</p>'
 
 
 def _marks(heard: Transcript) -> str:
@@ -140,10 +144,10 @@ def _segments(heard: Transcript) -> str:
         f"<tr><td>{clock(one.start_s)}</td><td>{clock(one.end_s)}</td><td dir='auto'>{escape(one.text)}</td></tr>"
         for one in heard.segments
     )
-    return (
-        '<table class="sv-segments"><caption>Segments <span>times are approximate</span></caption>'
-        f"<thead><tr><th>Start</th><th>End</th><th>Text</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
+    title = "<caption>Segments <span>times are approximate</span></caption>"
+    names = "<thead><tr><th>Start</th><th>End</th><th>Text</th></tr></thead>"
+    table = f'<table class="sv-segments">{title}{names}<tbody>{rows}</tbody></table>'
+    return f'<div class="sv-scroll" tabindex="0">{table}</div>'
 
 
 def _figures(done: Recognition) -> str:

@@ -127,7 +127,7 @@ def _build(service: Service, uploads: Path, examples: dict[str, Path]) -> Any:
             "inputs": [audio, language, itn],
             "outputs": output,
             "concurrency_limit": service.worker.limits.batch_n * 2,
-            "show_progress": "minimal",
+            "show_progress": "full",
         }
         start.click(**settings, api_name="transcribe", api_visibility="undocumented")
         for button, path in buttons:
@@ -214,8 +214,8 @@ def _theme() -> Any:
         block_background_fill_dark="transparent",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
-        button_primary_background_fill_dark="*primary_600",
-        button_primary_background_fill_hover_dark="*primary_500",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_600",
         button_primary_text_color="white",
     )
 
