@@ -188,7 +188,7 @@ class SenseVoice(nn.Module):
         """
         rows = torch.tensor([_EMOTION_EVENT_ROWS], dtype=language.dtype, device=language.device)
         fixed = rows.expand(speech.shape[0], -1)
-        queries = self.embed(torch.cat([language[:, None], fixed, textnorm[:, None]], dim=1))
+        queries = self.embed(torch.cat([language.unsqueeze(1), fixed, textnorm.unsqueeze(1)], dim=1))
         x = torch.cat([queries, speech], dim=1) * self.scale
         position = torch.arange(x.shape[1], device=speech.device)
         x = x + _position_encoding(position, self.config.input_size)
@@ -206,7 +206,7 @@ def _position_encoding(position: Tensor, width: int) -> Tensor:
     half = width // 2
     steps = torch.arange(half, dtype=torch.float32, device=position.device)
     rates = torch.exp(steps * (-math.log(10000.0) / (half - 1)))
-    angles = (position.to(torch.float32) + 1.0)[:, None] * rates[None, :]
+    angles = (position.to(torch.float32) + 1.0).unsqueeze(1) * rates.unsqueeze(0)
     return torch.cat([torch.sin(angles), torch.cos(angles)], dim=1)
 
 

@@ -1,0 +1,424 @@
+"""`svtool export`: a checkpoint in, a directory with an ONNX model proven equal to PyTorch out, or nothing.
+
+Knows the exporter and what its graph must look like. Knows nothing of precision or engines.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from svtool import graph as graphs
+from svtool import interop
+from svtool.artifacts import ENGINES
+from svtool.assets import BPE_NAME, CHECKPOINT_NAME, CMVN_NAME, CONFIG_NAME, Assets, find_assets
+from svtool.backends import Limits
+from svtool.errors import ArtifactError, MissingDependency, SvtoolError, UsageError
+from svtool.manifest import manifest_path, read_manifest, sha256_file, versions, write_manifest
+from svtool.parity import make_feed, open_session
+from svtool.progress import Progress, Silent
+from svtool.simplify import Simplified, simplify
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from rich.console import RenderableType
+
+    from svtool.model import SenseVoice
+
+MODEL_NAME = "model.onnx"
+EXPORTER = "torch.onnx dynamo"
+IR_VERSION = 10  # what ONNX Runtime 1.18 and later read; newer onnx would write a version they refuse
+OPSETS = range(18, 24)  # native LayerNormalization came with 17; the exporter writes 18 and later
+TRACED = (3, 37)  # batch and a prime length: a size baked in by accident then fails on every other shape
+SWEEP = [(batch, frames) for batch in (1, 2, 3, 5) for frames in (1, 7, 30, 171)]
+MIN_SQNR_DB = 80.0  # float32 in two runtimes; a wrong graph falls under 20
+AXES = {
+    "speech": ("batch_size", "feats_length", graphs.FEATURE_SIZE),
+    "speech_lengths": ("batch_size",),
+    "language": ("batch_size",),
+    "textnorm": ("batch_size",),
+    graphs.LOGITS: ("batch_size", "logits_length"),
+    graphs.LENGTHS: ("batch_size",),
+}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    opset: int = 18
+    simplify: bool = True
+    device: str = "cpu"  # where PyTorch traces; the graph is the same
+    revision: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Parity:
+    """ONNX Runtime against PyTorch over the valid frames of shapes that were not traced."""
+
+    max_abs: float
+    sqnr_db: float | None  # None = equal
+    argmax_agreement: float  # percent
+    shapes: tuple[tuple[int, int], ...]  # (B, T)
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    model: Path
+    source: str
+    unchanged: bool  # the directory already held this very export
+    opset: int
+    nodes: int
+    size_bytes: int
+    vocab_size: int
+    parity: dict[str, Any]
+    simplified: dict[str, Any] | None  # None = not asked for
+    seconds: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": "svtool.export/1", **asdict(self), "model": str(self.model)}
+
+
+def export(
+    source: str,
+    out: Path | None = None,
+    options: ExportOptions | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Export `source` into the directory `out` (default `engines/<name>`).
+
+    Raises UsageError for impossible options, ArtifactError for a checkpoint that does not fit or a graph that is not
+    what it must be. On any failure the directory is as it was.
+    """
+    options, progress = options or ExportOptions(), progress or Silent()
+    if options.opset not in OPSETS:
+        raise UsageError(f"opset {options.opset} cannot be written: use {OPSETS[0]} to {OPSETS[-1]}")
+    assets = find_assets(source, revision=options.revision, progress=progress)
+    if assets.checkpoint is None:
+        raise ArtifactError(
+            f"{assets.root} has no {CHECKPOINT_NAME}: put the checkpoint there or name another source"
+        )
+    target = (out or ENGINES / assets.name) / MODEL_NAME
+    described = _described(assets, options)
+    if not options.force and (kept := _unchanged(target, described)):
+        progress.note(f"{target} is up to date: same checkpoint, same options (--force exports again)")
+        return _report(target, kept, unchanged=True, seconds={})
+    return _export(assets, target, described, options, progress)
+
+
+def _export(
+    assets: Assets, target: Path, described: dict[str, Any], options: ExportOptions, progress: Progress
+) -> ExportReport:
+    seconds: dict[str, float] = {}
+    with _staging(target.parent) as work:
+        path = work / MODEL_NAME
+        with _timed("load", seconds):
+            progress.stage("loading the checkpoint")
+            model = _load(assets, options.device)
+        with _timed("export", seconds):
+            progress.stage("tracing the model (minutes at full size)")
+            traced = trace(model, options.opset)
+            check_axes(traced)
+            traced.metadata_props.update(_metadata(assets, described))
+            graphs.save_model(traced, path)
+            del traced
+        if options.device != "cpu":
+            model = model.cpu()
+        simplified = None
+        if options.simplify:
+            with _timed("simplify", seconds):
+                progress.stage("simplifying")
+                simplified = simplify(path, progress)
+                if simplified.reason:
+                    progress.note(f"onnxsim's result was not used: {simplified.reason}")
+        with _timed("parity", seconds):
+            parity = compare_with_torch(model, path, progress)
+        final = graphs.load_model(path)
+        check_axes(final)
+        interop.write_files(assets, work)
+        manifest = _manifest(final, path, assets, described, parity, simplified)
+        _publish(work, target)
+        write_manifest(target, manifest)
+    return _report(target, read_manifest(target), unchanged=False, seconds=seconds)
+
+
+def trace(model: SenseVoice, opset: int) -> ir.Model:
+    """The graph of `model`, cleaned up, with the axis names and the IR version that other tools expect."""
+    import torch
+
+    batch, frames = TRACED
+    feed = make_feed(frames, [frames, 20, 5][:batch])
+    device = next(model.parameters()).device
+    inputs = tuple(torch.from_numpy(feed[name]).to(device) for name in graphs.INPUTS)
+    axes = {0: torch.export.Dim("batch_size", min=1)}
+    with _quiet_exporter():
+        program = torch.onnx.export(
+            model,
+            inputs,
+            dynamo=True,
+            opset_version=opset,
+            input_names=list(graphs.INPUTS),
+            output_names=[graphs.LOGITS, graphs.LENGTHS],
+            dynamic_shapes=(axes | {1: torch.export.Dim("feats_length", min=1)}, axes, axes, axes),
+            # its rewrite rules are tried on every node: minutes at full size, for what _clean does in a second
+            optimize=False,
+            verbose=False,
+        )
+    if program is None:
+        raise SvtoolError("the exporter of this torch returned nothing: svtool needs torch 2.6 or newer")
+    traced: ir.Model = program.model
+    _clean(traced)
+    _name_axes(traced)
+    traced.ir_version = IR_VERSION
+    return traced
+
+
+def _clean(model: ir.Model) -> None:
+    """Fold constants and drop what is double or unused; constant-weight MatMuls stay as they are."""
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    optimizer.inline(model)
+    # the limits let the largest weight through: its transposition must be folded
+    optimizer.fold_constants(model, input_size_limit=1 << 30, output_size_limit=1 << 30)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.DeduplicateInitializersPass()(model)
+    common.IdentityEliminationPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    # the exporter notes the source lines of this machine at every node
+    common.ClearMetadataAndDocStringPass()(model)
+
+
+def _name_axes(model: ir.Model) -> None:
+    import onnx_ir
+
+    for value in model.graph.outputs:
+        if value.name == graphs.LOGITS and value.shape is not None:
+            value.shape = onnx_ir.Shape([value.shape[0], "logits_length", value.shape[2]])
+
+
+def check_axes(model: ir.Model) -> None:
+    """Raise ArtifactError unless batch and time are symbolic, by name, on every input and output."""
+    values = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
+    for name, wanted in AXES.items():
+        shape = values[name].shape if name in values else None
+        found = [str(dim) for dim in shape] if shape is not None else []
+        if found[: len(wanted)] != [str(one) for one in wanted]:
+            raise ArtifactError(
+                f"the exported graph has {name} {found}, expected {list(wanted)}: the exporter fixed a size; "
+                "try another torch version"
+            )
+
+
+def compare_with_torch(model: SenseVoice, path: Path, progress: Progress) -> Parity:
+    """Run both on every shape of the sweep, ragged. Raises ArtifactError when they differ."""
+    import torch
+
+    session = open_session(path)
+    progress.stage("comparing with PyTorch", total=len(SWEEP))
+    signal = noise = largest = 0.0
+    agreed = frames = 0
+    for batch, length in SWEEP:
+        feed = make_feed(length, [max(1, length - 3 * item) for item in range(batch)], seed=length)
+        with torch.inference_mode():
+            wanted, lens = model(*(torch.from_numpy(feed[name]) for name in graphs.INPUTS))
+        found, found_lens = session.run([graphs.LOGITS, graphs.LENGTHS], feed)
+        if not np.array_equal(found_lens, lens.numpy()) or found.shape != tuple(wanted.shape):
+            raise ArtifactError(
+                f"the exported graph gives other lengths than PyTorch at batch {batch}, {length} frames"
+            )
+        for item, valid in enumerate(found_lens):
+            one, two = wanted[item, :valid].numpy().astype(np.float64), found[item, :valid].astype(np.float64)
+            signal += float(np.square(one).sum())
+            noise += float(np.square(one - two).sum())
+            largest = max(largest, float(np.abs(one - two).max()))
+            agreed += int((one.argmax(-1) == two.argmax(-1)).sum())
+            frames += int(valid)
+        progress.advance()
+    sqnr = 10 * float(np.log10(signal / noise)) if noise else None
+    if not np.isfinite(largest) or (sqnr is not None and sqnr < MIN_SQNR_DB):
+        raise ArtifactError(
+            f"the exported graph differs from PyTorch (largest difference {largest:.2g}, SQNR {sqnr} dB): not written"
+        )
+    return Parity(largest, sqnr, 100.0 * agreed / frames, tuple(SWEEP))
+
+
+def _load(assets: Assets, device: str) -> SenseVoice:
+    try:
+        import onnxscript
+        import torch
+    except ImportError as error:
+        raise MissingDependency("svtool export", "torch and onnxscript", "export") from error
+    del onnxscript  # only its presence is checked: the exporter would fail without it after minutes
+    from svtool.model import load_checkpoint
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SvtoolError(
+            "--device cuda was asked for, but PyTorch finds no CUDA device here: use --device cpu"
+        )
+    return load_checkpoint(assets).to(device)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """The exporter warns of libraries that this model does not use, and of its own deprecated calls."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # ...but a size that became a Python number would be baked into the graph
+            warnings.filterwarnings("error", message=".*Converting a tensor to a Python.*")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _described(assets: Assets, options: ExportOptions) -> dict[str, Any]:
+    """What the export depends on."""
+    names = (CHECKPOINT_NAME, CONFIG_NAME, CMVN_NAME, BPE_NAME)
+    return {
+        "source": {
+            "name": assets.name,
+            "revision": assets.revision,
+            "files": {name: sha256_file(assets.file(name)) for name in names},
+        },
+        "options": {
+            "exporter": EXPORTER,
+            "opset": options.opset,
+            "simplify": options.simplify,
+            "device": options.device,
+        },
+        "built_with": versions("torch", "onnx", "onnx-ir", "onnxscript", "onnxsim"),
+    }
+
+
+def _unchanged(target: Path, described: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest, when the directory holds exactly what this export would write again."""
+    if not target.is_file() or not manifest_path(target).is_file():
+        return None
+    try:
+        manifest = read_manifest(target)
+    except ArtifactError:
+        return None
+    same = all(manifest.get(key) == value for key, value in described.items())
+    whole = all((target.parent / name).is_file() for name in interop.FILES)
+    return manifest if same and whole and manifest["sha256"] == sha256_file(target) else None
+
+
+def _metadata(assets: Assets, described: dict[str, Any]) -> dict[str, str]:
+    files, options = described["source"]["files"], described["options"]
+    return interop.metadata(len(assets.tokens.pieces), assets.cmvn) | {
+        graphs.TAG_IDS_KEY: ",".join(map(str, assets.tokens.tag_ids)),
+        graphs.PRECISION_KEY: "fp32",
+        "svtool.source": assets.name,
+        "svtool.checkpoint_sha256": files[CHECKPOINT_NAME],
+        **{f"svtool.export.{key}": str(value) for key, value in options.items()},
+    }
+
+
+def _manifest(
+    model: ir.Model,
+    path: Path,
+    assets: Assets,
+    described: dict[str, Any],
+    parity: Parity,
+    simplified: Simplified | None,
+) -> dict[str, Any]:
+    return {
+        "kind": "model",
+        "runtime": "onnxruntime",
+        "precision": "fp32",
+        "head": "logits",
+        **described,
+        "onnx_digest": graphs.model_digest(model),
+        "opset": int(model.opset_imports[""]),
+        "nodes": len(model.graph),
+        "vocab_size": len(assets.tokens.pieces),
+        "tag_ids": list(assets.tokens.tag_ids),
+        "max_frames": Limits().max_frames,
+        "parity": asdict(parity),
+        "simplified": simplified.to_json() if simplified else None,
+    }
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """A folder beside the target, on the same file system, removed however the export ends."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _publish(work: Path, target: Path) -> None:
+    """Move the finished files into place, the model last; engines beside them stay."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    manifest_path(target).unlink(missing_ok=True)
+    for name in (*interop.FILES, MODEL_NAME):
+        (work / name).replace(target.parent / name)
+
+
+@contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[name] = round(time.perf_counter() - began, 2)
+
+
+def _report(
+    target: Path, manifest: dict[str, Any], *, unchanged: bool, seconds: dict[str, float]
+) -> ExportReport:
+    return ExportReport(
+        model=target,
+        source=manifest["source"]["name"],
+        unchanged=unchanged,
+        opset=manifest["opset"],
+        nodes=manifest["nodes"],
+        size_bytes=manifest["size_bytes"],
+        vocab_size=manifest["vocab_size"],
+        parity=manifest["parity"],
+        simplified=manifest["simplified"],
+        seconds=seconds,
+    )
+
+
+def render(report: ExportReport) -> RenderableType:
+    """The report as a table for the terminal."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    state = "[yellow]unchanged[/]" if report.unchanged else "[green]written[/]"
+    table.add_row("model", f"[bold]{report.model}[/] {state}")
+    table.add_row("graph", f"opset {report.opset}, {report.nodes} nodes, {report.size_bytes / 1e6:.1f} MB")
+    parity = report.parity
+    sqnr = "equal" if parity["sqnr_db"] is None else f"{parity['sqnr_db']:.0f} dB"
+    table.add_row(
+        "against PyTorch",
+        f"[green]equal[/] on {len(parity['shapes'])} shapes that were not traced: largest difference "
+        f"{parity['max_abs']:.1e}, SQNR {sqnr}, argmax {parity['argmax_agreement']:.2f} %",
+    )
+    if report.simplified:
+        table.add_row("onnxsim", _simplified_words(report.simplified))
+    if report.seconds:
+        table.add_row("seconds", ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items()))
+    return table
+
+
+def _simplified_words(simplified: dict[str, Any]) -> str:
+    if simplified["kept"]:
+        return f"used: {simplified['nodes_before']} -> {simplified['nodes_after']} nodes"
+    return f"[yellow]not used[/]: {simplified['reason']}"
