@@ -14,6 +14,7 @@ from onnx import numpy_helper
 import small_graph
 from calibration_samples import Notes, noise, write_wave
 from svtool import graph as graphs
+from svtool import parity, precision
 from svtool.assets import Assets
 from svtool.calibration import (
     Calibration,
@@ -73,6 +74,23 @@ def test_max_equals_what_the_tensors_hold(model: Path) -> None:
     exact = float(np.percentile(everything, 99.0))
     assert exact * 0.995 <= by_percentile.amax[name] <= exact * 1.03
     assert by_percentile.absmax[name] == pytest.approx(by_max.amax[name], rel=1e-5)
+
+
+def test_weights_may_be_stored_outside_the_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(
+        onnx.load(model), path, save_as_external_data=True, location="model.onnx.data", size_threshold=1024
+    )
+    inside = calibrate(model, noise(3), threads=1)
+    assert calibrate(path, noise(3), threads=1).to_json() == inside.to_json()
+    monkeypatch.setattr("svtool.calibration._INLINE_BYTES", 0)  # as a large model: by way of a file
+    assert calibrate(path, noise(3), threads=1).to_json() == inside.to_json()
+    half = precision.to_fp16(graphs.load_model(path))
+    (tmp_path / "half").mkdir()
+    graphs.save_model(half, tmp_path / "half" / "twin.onnx")
+    assert parity.compare(path, tmp_path / "half" / "twin.onnx", threads=1).sqnr_db > 50
 
 
 @pytest.mark.case("Q4", "Q7")

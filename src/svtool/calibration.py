@@ -426,7 +426,7 @@ def _for_runtime(model: ir.Model, folder: Path) -> str | bytes:
         if value.const_value is not None
     )
     if size <= _INLINE_BYTES:
-        return bytes(ir.to_proto(model).SerializeToString())
+        return graphs.to_bytes(model)
     ir.save(
         model,
         folder / "probes.onnx",

@@ -5,6 +5,7 @@ Knows nothing of precision, TensorRT or files other than the model's own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,18 @@ def load_model(path: Path) -> ir.Model:
 
 def save_model(model: ir.Model, path: Path) -> None:
     """Write one self-contained file, the same bytes for the same graph."""
+    path.write_bytes(to_bytes(model))
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    """The model with every weight inside, wherever it was stored."""
     import onnx_ir
 
-    path.write_bytes(onnx_ir.to_proto(model).SerializeToString(deterministic=True))
+    model = model.clone()
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, onnx_ir.ExternalTensor):
+            value.const_value = onnx_ir.Tensor(value.const_value.numpy(), name=value.name)
+    return bytes(onnx_ir.to_proto(model).SerializeToString(deterministic=True))
 
 
 def release_weights(model: ir.Model) -> None:
@@ -83,7 +93,8 @@ def release_weights(model: ir.Model) -> None:
 
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, onnx_ir.ExternalTensor):
-            value.const_value.release()
+            with contextlib.suppress(BufferError):  # somebody still holds a view: it stays mapped
+                value.const_value.release()
 
 
 def check_contract(model: ir.Model, path: Path) -> None:
