@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,20 @@ from torch.nn import functional
 from svtool.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from svtool.assets import Assets
 
 QUERY_ROWS = 16  # rows of the query table; see assets.LANGUAGES and assets.TEXTNORMS for their use
 QUERIES = 4  # language, emotion, event, text normalisation: positions in front of the audio
 _EMOTION_EVENT_ROWS = (1, 2)
+# what the code below is; a config that says otherwise would load and give garbage
+_FORM = {
+    "input_layer": "pe",
+    "pos_enc_class": "SinusoidalPositionEncoder",
+    "normalize_before": True,
+    "selfattention_layer_type": "sanm",
+}
 _MASKED_SCORE = -1e4  # large enough that exp() gives exactly 0, small enough for float16
 
 
@@ -46,8 +56,14 @@ class ModelConfig:
         """Sizes from `config.yaml` and the tokenizer. `assets` has already refused other model families."""
         encoder = assets.config["encoder_conf"]
         frontend = assets.config["frontend_conf"]
+        for key, value in _FORM.items():
+            if encoder.get(key, value) != value:
+                raise ArtifactError(
+                    f"{assets.root / 'config.yaml'} is not SenseVoice Small: encoder_conf.{key} is {encoder[key]!r}, "
+                    f"expected {value!r}"
+                )
         try:
-            return cls(
+            config = cls(
                 vocab_size=len(assets.tokens.pieces),
                 input_size=int(frontend["n_mels"]) * int(frontend["lfr_m"]),
                 output_size=int(encoder["output_size"]),
@@ -60,6 +76,18 @@ class ModelConfig:
             )
         except KeyError as error:
             raise ArtifactError(f"{assets.root / 'config.yaml'} has no {error.args[0]!r} entry") from error
+        except (TypeError, ValueError) as error:
+            raise ArtifactError(
+                f"{assets.root / 'config.yaml'} holds a size that is no number: {error}"
+            ) from error
+        smallest = min(config.output_size, config.attention_heads, config.linear_units, config.num_blocks)
+        if smallest < 1 or config.output_size % config.attention_heads or config.kernel_size < 1:
+            raise ArtifactError(
+                f"{assets.root / 'config.yaml'} describes no network: encoder_conf has output_size "
+                f"{config.output_size}, attention_heads {config.attention_heads}, linear_units {config.linear_units}, "
+                f"num_blocks {config.num_blocks}, kernel_size {config.kernel_size}"
+            )
+        return config
 
 
 class SelfAttention(nn.Module):
@@ -214,17 +242,12 @@ def load_checkpoint(assets: Assets) -> SenseVoice:
     """The model of `assets.checkpoint` on the CPU, float32, in eval mode.
 
     Accepts a flat state dict or one wrapped as `state_dict`, `model_state_dict` or `model`, with or without a
-    `module.` prefix. Raises ArtifactError that lists missing, extra and misshaped tensors by name.
+    `module.` prefix. Raises ArtifactError that lists missing, extra, misshaped and not finite tensors by name.
     """
     path = assets.checkpoint
     if path is None or not path.is_file():
         raise ArtifactError(f"{assets.root} has no model.pt: put the checkpoint there or name another source")
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise ArtifactError(
-            f"{path} is not a readable PyTorch checkpoint: {str(error).splitlines()[0]}"
-        ) from error
+    loaded = _read(path)
     state = _unwrap(loaded)
     if state is None:
         raise ArtifactError(f"{path} holds {type(loaded).__name__}, not a state dict of tensors")
@@ -233,8 +256,30 @@ def load_checkpoint(assets: Assets) -> SenseVoice:
     problems = _compare(model.state_dict(), state)
     if problems:
         raise ArtifactError(f"{path} does not fit {assets.root / 'config.yaml'}: {'; '.join(problems)}")
-    model.load_state_dict({name: tensor.to(torch.float32) for name, tensor in state.items()}, assign=True)
+    state = {name: tensor.to(torch.float32) for name, tensor in state.items()}
+    broken = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise ArtifactError(
+            f"{path} holds numbers that are not finite in {len(broken)} tensors: {_shortened(broken)}"
+        )
+    model.load_state_dict(state, assign=True)
     return model.eval()
+
+
+def _read(path: Path) -> Any:
+    # files of PyTorch before 1.6 are no zip archives and cannot be mapped
+    mapped = zipfile.is_zipfile(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        # torch's own words explain how to run the code inside
+        raise ArtifactError(
+            f"{path} is no PyTorch checkpoint, or one with objects other than tensors, which could run code when "
+            "loaded: save its state_dict() alone"
+        ) from error
+    except Exception as error:  # damaged files raise almost anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArtifactError(f"{path} is not a readable PyTorch checkpoint: {reason}") from error
 
 
 def _unwrap(loaded: Any) -> dict[str, Tensor] | None:
