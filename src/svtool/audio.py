@@ -252,7 +252,7 @@ def _audio_stream(container: InputContainer, label: str) -> av.AudioStream:
     best = next((one for one in found if one == container.streams.best("audio")), found[0])
     # typed as always there, but None where FFmpeg has no decoder or the header makes no sense
     if getattr(best, "codec_context", None) is None:
-        raise AudioError(f"{label}: there is no decoder for its audio", reason="broken")
+        raise AudioError(f"{label}: there is no decoder for its audio", reason="no_decoder")
     return best
 
 

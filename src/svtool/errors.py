@@ -26,7 +26,7 @@ class ArtifactError(SvtoolError):
 class AudioError(SvtoolError):
     """Input audio that cannot be used. `reason` is a stable word for scripts.
 
-    Reasons: `missing`, `not_audio`, `broken`, `no_audio_stream`, `too_long`, `not_finite`, `bad_array`.
+    Reasons: `missing`, `not_audio`, `broken`, `no_audio_stream`, `no_decoder`, `too_long`, `not_finite`, `bad_array`.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:

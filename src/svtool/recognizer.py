@@ -59,7 +59,7 @@ class Transcript:
     reason: str | None = None  # why nothing was run: "too_short" or "silence"
     itn: bool | None = None
     words: tuple[Word, ...] = ()
-    raw: str = ""  # with tags, as FunASR's greedy search gives it
+    rich_text: str = ""  # with emotion and event emoji, as SenseVoice's own post-processing writes them
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -286,7 +286,7 @@ def merge(parts: Sequence[tuple[float, Hypothesis]], duration_s: float) -> Trans
         no_speech=all(one.no_speech for _, one in parts),
         itn=spoken[0].itn,
         words=follow((offset, one.words) for offset, one in parts),
-        raw="".join(one.raw for _, one in parts),
+        rich_text=join_texts([decode.rich_text(one.raw) for _, one in parts]),
     )
 
 

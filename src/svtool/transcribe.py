@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from svtool import decode, subtitles
+from svtool import subtitles
 from svtool.artifacts import choose
 from svtool.errors import SvtoolError, UsageError
 from svtool.manifest import whole_file
@@ -104,7 +104,7 @@ def _formatted(
         return subtitles.srt(subtitles.cues(result.segments, duration_s=result.duration_s))
     if request.format == "vtt":
         return subtitles.vtt(subtitles.cues(result.segments, duration_s=result.duration_s))
-    return decode.rich_text(result.raw) if request.emoji else result.text
+    return result.rich_text if request.emoji else result.text
 
 
 def as_json(
@@ -131,4 +131,4 @@ def as_json(
         ],
         "error": None,
     }
-    return head | body | ({"rich_text": decode.rich_text(result.raw)} if emoji else {})
+    return head | body | ({"rich_text": result.rich_text} if emoji else {})

@@ -1,6 +1,6 @@
 """Train the embedded model from nothing: one command, one stage, fixed seeds, a fixed number of steps.
 
-    python tools/tiny/train.py --work /tmp/tiny --steps 9000
+    python tools/tiny/train.py --work /tmp/svtool-tiny
 
 Downloads the Debian packages, copies the short recordings into the package, trains the tokenizer and the network
 and writes the checkpoint in the official file layout to src/svtool/tiny_model. Interrupted runs go on where they
@@ -31,6 +31,9 @@ from svtool.model import QUERIES, ModelConfig, SenseVoice
 SEED = 20
 BATCH = 16
 GROUP = 4  # batches drawn together and sorted by length
+STEPS = 5000
+# length of the learning-rate schedule: training stops inside it, since the averaged weights no longer improve
+SCHEDULE_STEPS = 9000
 LANGUAGES = {"auto": 0, "zh": 3, "en": 4, "yue": 7, "ja": 11, "ko": 12}
 TEXTNORMS = {"withitn": 14, "woitn": 15}
 TAGS = (
@@ -147,7 +150,7 @@ def loss_of(model: SenseVoice, batch: dict[str, Tensor]) -> Tensor:
     return text + 0.3 * tags
 
 
-def rate_at(step: int, steps: int, peak: float = 2e-3, warmup: int = 400) -> float:
+def rate_at(step: int, steps: int = SCHEDULE_STEPS, peak: float = 2e-3, warmup: int = 400) -> float:
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
@@ -178,7 +181,7 @@ def train(
     began, total = time.perf_counter(), 0.0
     for step, batch in enumerate(loader, start=done):
         for group in optimizer.param_groups:
-            group["lr"] = rate_at(step, steps)
+            group["lr"] = rate_at(step)
         loss = loss_of(model, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -310,7 +313,7 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=Path("/tmp/svtool-tiny"), help="packages, state and logs"
     )
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

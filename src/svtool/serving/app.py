@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
 
-_AUDIO_STATUS = {"too_long": 413, "not_audio": 415, "no_audio_stream": 415}
+_AUDIO_STATUS = {"too_long": 413, "not_audio": 415, "no_audio_stream": 415, "no_decoder": 415}
 _HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "file_too_large"}
 _CLIENT_GONE = 499  # what proxies log for it; nobody reads the answer
 
