@@ -19,7 +19,7 @@ LAYERS = [
     {"audio", "subtitles"},
     {"tiny"},
     {"utterances", "assets", "segment"},
-    {"model", "graph", "flavor"},
+    {"model", "graph", "flavor", "interop"},
     {"backends", "precision", "parity"},
     {"decode", "artifacts", "simplify"},
     {"recognizer"},

@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from svtool import graph as graphs
+from svtool.backends.onnxrt import SWITCHES, open_session
 from svtool.errors import ArtifactError
 
 # (time axis, lengths): one frame; ragged with no length equal to the axis; a full batch of two
 SHAPES: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (1,)), (37, (31, 17, 5)), (171, (171, 40)))
-# integer kernels on CPUs without VNNI saturate unless told otherwise, and report errors that no GPU makes
-SWITCHES = {"session.x64quantprecision": "1"}
 INT8_TRUE_FROM = (1, 31)  # older ONNX Runtimes score fp16 graphs with Q/DQ wrongly, whatever the switch
 
 
@@ -39,23 +38,6 @@ class Parity:
         return value | {"sqnr_db": None if math.isinf(self.sqnr_db) else round(self.sqnr_db, 2)}
 
 
-def open_session(path: Path, threads: int | None = None) -> Any:
-    """A CPU session. Raises ArtifactError when ONNX Runtime refuses the graph."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    options.log_severity_level = 3
-    for key, value in SWITCHES.items():
-        options.add_session_config_entry(key, value)
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise ArtifactError(
-            f"{path} does not load in ONNX Runtime {onnxruntime.__version__}: {error}"
-        ) from error
-
-
 def make_feed(frames: int, lengths: Sequence[int], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
     """Noise features, zero where padded, with mixed languages and text normalisation."""
     rng = np.random.default_rng(seed)
@@ -71,6 +53,17 @@ def make_feed(frames: int, lengths: Sequence[int], seed: int = 0) -> dict[str, n
     }
 
 
+def run(session: Any, path: Path, feed: dict[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """Logits and lengths. Raises ArtifactError when ONNX Runtime stops in the middle of the graph."""
+    try:
+        results: list[npt.NDArray[Any]] = session.run([graphs.LOGITS, graphs.LENGTHS], feed)
+    except Exception as error:  # ONNX Runtime's classes share no base of their own
+        shape = list(feed["speech"].shape)
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ArtifactError(f"{path} does not run on features {shape}: {reason}") from error
+    return results
+
+
 def compare(reference: Path, candidate: Path, *, threads: int | None = None) -> Parity:
     """Run both files, both with the logits head. Raises ArtifactError for wrong types, lengths or NaN."""
     import onnxruntime
@@ -81,6 +74,10 @@ def compare(reference: Path, candidate: Path, *, threads: int | None = None) -> 
     agreed = frames = 0
     largest = 0.0
     for (_, lengths), one, two in zip(SHAPES, wanted, found, strict=True):
+        if one.shape != two.shape:
+            raise ArtifactError(
+                f"{candidate} returned logits {list(two.shape)}, {reference} returns {list(one.shape)}"
+            )
         for item, length in enumerate(lengths):
             a, b = (logits[item, : length + 4].astype(np.float64) for logits in (one, two))
             signal += float(np.square(a).sum())
@@ -89,7 +86,7 @@ def compare(reference: Path, candidate: Path, *, threads: int | None = None) -> 
             agreed += int((a.argmax(-1) == b.argmax(-1)).sum())
             frames += len(a)
     return Parity(
-        10 * math.log10(signal / noise) if noise else math.inf,
+        10 * math.log10(max(signal, 1e-30) / noise) if noise else math.inf,
         100.0 * agreed / frames,
         largest,
         tuple((len(lengths), time) for time, lengths in SHAPES),
@@ -99,10 +96,10 @@ def compare(reference: Path, candidate: Path, *, threads: int | None = None) -> 
 
 
 def _run_all(path: Path, threads: int | None) -> list[npt.NDArray[np.float32]]:
-    session = open_session(path, threads)
+    session = open_session(path, threads=threads)
     results = []
     for frames, lengths in SHAPES:
-        logits, lens = session.run([graphs.LOGITS, graphs.LENGTHS], make_feed(frames, lengths))
+        logits, lens = run(session, path, make_feed(frames, lengths))
         shape = (len(lengths), frames + 4)
         if logits.dtype != np.float32 or lens.dtype != np.int32 or logits.shape[:2] != shape:
             raise ArtifactError(

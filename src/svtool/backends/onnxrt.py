@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ GREEDY_OUTPUTS = ("token_ids", "token_logprobs", "tag_logits", "encoder_out_lens
 LOGITS_OUTPUTS = ("ctc_logits", "encoder_out_lens")
 TAG_IDS_KEY = "svtool.tag_ids"
 
+# without VNNI the fused int8 kernels saturate, and the result would depend on the CPU; no GPU makes those errors
+SWITCHES = {"session.x64quantprecision": "1"}
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -54,7 +57,9 @@ class OnnxRuntimeBackend:
         self._session = None
 
 
-def open_session(path: Path, providers: list[str], *, threads: int | None = None) -> Any:
+def open_session(
+    path: Path, providers: Sequence[str] = ("CPUExecutionProvider",), *, threads: int | None = None
+) -> Any:
     """A session that really runs on the first provider named, with true int8 arithmetic on every CPU.
 
     Raises ArtifactError when the file is missing or unreadable, SvtoolError when the provider does not start.
@@ -67,14 +72,16 @@ def open_session(path: Path, providers: list[str], *, threads: int | None = None
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    # without VNNI the fused int8 kernels saturate, and the result would depend on the CPU
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    for key, value in SWITCHES.items():
+        options.add_session_config_entry(key, value)
     if threads:
         options.intra_op_num_threads = threads
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:
-        raise ArtifactError(f"{path} cannot be loaded by ONNX Runtime: {_first_line(error)}") from error
+        raise ArtifactError(
+            f"{path} cannot be loaded by ONNX Runtime {onnxruntime.__version__}: {_first_line(error)}"
+        ) from error
     started = session.get_providers()
     if started[0] != providers[0]:
         raise SvtoolError(
