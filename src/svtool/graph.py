@@ -73,18 +73,19 @@ def load_model(path: Path) -> ir.Model:
 
 def save_model(model: ir.Model, path: Path) -> None:
     """Write one self-contained file, the same bytes for the same graph."""
-    path.write_bytes(to_bytes(model))
+    with path.open("wb") as stream:
+        stream.writelines(_pieces(model))
 
 
 def to_bytes(model: ir.Model) -> bytes:
     """The model with every weight inside, wherever it was stored."""
-    import onnx_ir
+    return b"".join(_pieces(model))
 
-    model = model.clone()
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, onnx_ir.ExternalTensor):
-            value.const_value = onnx_ir.Tensor(value.const_value.numpy(), name=value.name)
-    return bytes(onnx_ir.to_proto(model).SerializeToString(deterministic=True))
+
+def _pieces(model: ir.Model) -> Iterator[bytes]:
+    from svtool import onnxfile
+
+    return onnxfile.pieces(model)
 
 
 def release_weights(model: ir.Model) -> None:
