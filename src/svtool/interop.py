@@ -19,6 +19,7 @@ from svtool.assets import (
     TEXTNORMS,
     Assets,
 )
+from svtool.errors import ArtifactError
 from svtool.frontend import Cmvn, FloatArray
 
 TOKENS_TXT, TOKENS_JSON = "tokens.txt", "tokens.json"
@@ -62,14 +63,22 @@ def metadata(vocab_size: int, cmvn: Cmvn) -> dict[str, str]:
 def _configuration(assets: Assets) -> dict[str, Any]:
     path = assets.file(CONFIGURATION_NAME)
     if path.is_file():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ArtifactError(
+                f"{path} is not JSON ({error}): repair it, or delete it to have one made"
+            ) from error
+        if not isinstance(found, dict):
+            raise ArtifactError(f"{path} holds no settings: repair it, or delete it to have one made")
         return found
     paths = {"tokenizer_conf": {"bpemodel": BPE_NAME}, "frontend_conf": {"cmvn_file": CMVN_NAME}}
     return {"task": "auto-speech-recognition", "file_path_metas": {"config": CONFIG_NAME, **paths}}
 
 
 def _joined(values: FloatArray) -> str:
-    return ",".join(f"{value:.8g}" for value in values)
+    # nine digits give the same float32 back
+    return ",".join(f"{value:.9g}" for value in values)
 
 
 def _write(path: Path, text: str) -> None:
