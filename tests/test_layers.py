@@ -15,13 +15,13 @@ PACKAGE = ROOT / "src" / "svtool"
 # from the bottom up; a module may import from its own layer's lower neighbours and everything below
 LAYERS = [
     {"errors", "__init__"},
-    {"progress", "config", "manifest", "sniff", "frontend", "timing", "child"},
+    {"progress", "config", "manifest", "sniff", "frontend", "timing", "child", "onnxfile"},
     {"audio", "subtitles"},
     {"tiny"},
     {"utterances", "assets", "segment"},
     {"model", "graph", "flavor", "interop"},
     {"backends", "precision", "parity"},
-    {"decode", "artifacts", "simplify"},
+    {"decode", "artifacts", "simplify", "interop"},
     {"recognizer"},
     {"calibration", "export", "build", "build_worker", "network", "wer", "serving", "transcribe", "demo"},
     {"cli"},

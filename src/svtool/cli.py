@@ -47,6 +47,7 @@ class _Group(TyperGroup):
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="SenseVoice Small from PyTorch checkpoint to a fast, verified, served engine.",
@@ -105,7 +106,9 @@ def export(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Checkpoint -> ONNX with dynamic batch and time axes, simplified, parity proven."""
+    """Checkpoint to ONNX, proven equal to PyTorch.
+
+    Batch and time axes are dynamic; onnxsim's result is used if it is sound."""
     from svtool.export import ExportOptions, render
     from svtool.export import export as run
     from svtool.progress import RichProgress
@@ -145,7 +148,9 @@ def transcribe(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Audio files -> text, JSON lines or subtitles. One bad file is reported and the rest finish (exit 1)."""
+    """Audio files to text, JSON lines or subtitles.
+
+    One bad file is reported and the rest finish (exit 1)."""
     from svtool.assets import parse_language
     from svtool.progress import RichProgress
     from svtool.recognizer import Options
@@ -194,7 +199,9 @@ def build_trt(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """ONNX -> FP16 or INT8 TensorRT plan, with its ONNX twin beside it."""
+    """ONNX to an FP16 or INT8 TensorRT plan.
+
+    The ONNX twin beside the plan runs without a GPU."""
     from svtool.build import BuildOptions, render
     from svtool.build import build as run
     from svtool.config import parse_profile
@@ -247,7 +254,9 @@ def validate_wer(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """WER/CER drift of an engine against reference texts. Exit 0 pass, 1 fail, 3 inconclusive."""
+    """How much WER/CER an engine costs: a gate.
+
+    Exit 0 pass, 1 fail, 3 inconclusive."""
     from svtool.progress import RichProgress
     from svtool.wer.command import Request, run
     from svtool.wer.report import render, to_json
@@ -293,7 +302,7 @@ def serve(
 
 @app.command(epilog="Example:  svtool demo")
 def demo() -> None:
-    """Run the whole chain on the embedded model: export, build, validate, transcribe."""
+    """The four steps above on the embedded model."""
     from svtool.demo import run
 
     raise typer.Exit(run())
