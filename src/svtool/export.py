@@ -6,6 +6,7 @@ Knows the exporter and what its graph must look like. Knows nothing of precision
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import tempfile
 import time
@@ -23,9 +24,10 @@ from svtool import interop
 from svtool.artifacts import ENGINES
 from svtool.assets import BPE_NAME, CHECKPOINT_NAME, CMVN_NAME, CONFIG_NAME, Assets, find_assets
 from svtool.backends import Limits
+from svtool.backends.onnxrt import open_session
 from svtool.errors import ArtifactError, MissingDependency, SvtoolError, UsageError
 from svtool.manifest import manifest_path, read_manifest, sha256_file, versions, write_manifest
-from svtool.parity import make_feed, open_session
+from svtool.parity import make_feed, run
 from svtool.progress import Progress, Silent
 from svtool.simplify import Simplified, simplify
 
@@ -38,18 +40,12 @@ if TYPE_CHECKING:
 MODEL_NAME = "model.onnx"
 EXPORTER = "torch.onnx dynamo"
 IR_VERSION = 10  # what ONNX Runtime 1.18 and later read; newer onnx would write a version they refuse
+DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 OPSETS = range(18, 24)  # native LayerNormalization came with 17; the exporter writes 18 and later
-TRACED = (3, 37)  # batch and a prime length: a size baked in by accident then fails on every other shape
+# batch and a prime length that no check uses: a size baked in by accident then fails on every shape that is checked
+TRACED = (4, 61)
 SWEEP = [(batch, frames) for batch in (1, 2, 3, 5) for frames in (1, 7, 30, 171)]
 MIN_SQNR_DB = 80.0  # float32 in two runtimes; a wrong graph falls under 20
-AXES = {
-    "speech": ("batch_size", "feats_length", graphs.FEATURE_SIZE),
-    "speech_lengths": ("batch_size",),
-    "language": ("batch_size",),
-    "textnorm": ("batch_size",),
-    graphs.LOGITS: ("batch_size", "logits_length"),
-    graphs.LENGTHS: ("batch_size",),
-}
 
 
 @dataclass(frozen=True)
@@ -69,6 +65,7 @@ class Parity:
     sqnr_db: float | None  # None = equal
     argmax_agreement: float  # percent
     shapes: tuple[tuple[int, int], ...]  # (B, T)
+    min_sqnr_db: float = MIN_SQNR_DB
 
 
 @dataclass(frozen=True)
@@ -100,19 +97,40 @@ def export(
     what it must be. On any failure the directory is as it was.
     """
     options, progress = options or ExportOptions(), progress or Silent()
-    if options.opset not in OPSETS:
-        raise UsageError(f"opset {options.opset} cannot be written: use {OPSETS[0]} to {OPSETS[-1]}")
+    _check_options(options)
     assets = find_assets(source, revision=options.revision, progress=progress)
     if assets.checkpoint is None:
         raise ArtifactError(
             f"{assets.root} has no {CHECKPOINT_NAME}: put the checkpoint there or name another source"
         )
-    target = (out or ENGINES / assets.name) / MODEL_NAME
+    folder = out or ENGINES / assets.name
+    _check_folder(folder, assets)
+    target = folder / MODEL_NAME
     described = _described(assets, options)
     if not options.force and (kept := _unchanged(target, described)):
         progress.note(f"{target} is up to date: same checkpoint, same options (--force exports again)")
         return _report(target, kept, unchanged=True, seconds={})
-    return _export(assets, target, described, options, progress)
+    try:
+        return _export(assets, target, described, options, progress)
+    except OSError as error:
+        raise SvtoolError(f"the export into {folder} failed: {error}") from error
+
+
+def _check_options(options: ExportOptions) -> None:
+    if options.opset not in OPSETS:
+        raise UsageError(f"opset {options.opset} cannot be written: use {OPSETS[0]} to {OPSETS[-1]}")
+    if not DEVICES.fullmatch(options.device):
+        raise UsageError(f"device {options.device!r} is not known: use cpu, cuda or cuda:N")
+
+
+def _check_folder(folder: Path, assets: Assets) -> None:
+    """Refuse, before minutes of work, folders that cannot or must not be written."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: name a directory to write the model and its files into")
+    if folder.resolve() == assets.root.resolve():
+        raise UsageError(
+            f"{folder} holds the checkpoint: its config.yaml would be replaced; name another directory with -o"
+        )
 
 
 def _export(
@@ -127,7 +145,7 @@ def _export(
         with _timed("export", seconds):
             progress.stage("tracing the model (minutes at full size)")
             traced = trace(model, options.opset)
-            check_axes(traced)
+            check_axes(traced)  # again on the file that is kept, but a fixed axis is better told at once
             traced.metadata_props.update(_metadata(assets, described))
             graphs.save_model(traced, path)
             del traced
@@ -143,6 +161,7 @@ def _export(
         with _timed("parity", seconds):
             parity = compare_with_torch(model, path, progress)
         final = graphs.load_model(path)
+        graphs.check_contract(final, path)
         check_axes(final)
         interop.write_files(assets, work)
         manifest = _manifest(final, path, assets, described, parity, simplified)
@@ -156,28 +175,34 @@ def trace(model: SenseVoice, opset: int) -> ir.Model:
     import torch
 
     batch, frames = TRACED
-    feed = make_feed(frames, [frames, 20, 5][:batch])
+    feed = make_feed(frames, [max(1, frames - 20 * item) for item in range(batch)])
     device = next(model.parameters()).device
     inputs = tuple(torch.from_numpy(feed[name]).to(device) for name in graphs.INPUTS)
     axes = {0: torch.export.Dim("batch_size", min=1)}
-    with _quiet_exporter():
-        program = torch.onnx.export(
-            model,
-            inputs,
-            dynamo=True,
-            opset_version=opset,
-            input_names=list(graphs.INPUTS),
-            output_names=[graphs.LOGITS, graphs.LENGTHS],
-            dynamic_shapes=(axes | {1: torch.export.Dim("feats_length", min=1)}, axes, axes, axes),
-            # its rewrite rules are tried on every node: minutes at full size, for what _clean does in a second
-            optimize=False,
-            verbose=False,
-        )
+    try:
+        with _strict_exporter():
+            program = torch.onnx.export(
+                model,
+                inputs,
+                dynamo=True,
+                opset_version=opset,
+                input_names=list(graphs.INPUTS),
+                output_names=[graphs.LOGITS, graphs.LENGTHS],
+                dynamic_shapes=(axes | {1: torch.export.Dim("feats_length", min=1)}, axes, axes, axes),
+                # its rewrite rules are tried on every node: minutes at full size, for what _clean does in a second
+                optimize=False,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter's own classes differ between torch versions
+        raise SvtoolError(
+            f"torch {torch.__version__} cannot export the model with dynamic batch and time: {_cause(error)}"
+        ) from error
     if program is None:
         raise SvtoolError("the exporter of this torch returned nothing: svtool needs torch 2.6 or newer")
     traced: ir.Model = program.model
     _clean(traced)
     _name_axes(traced)
+    _name_weights(traced)
     traced.ir_version = IR_VERSION
     return traced
 
@@ -200,23 +225,44 @@ def _clean(model: ir.Model) -> None:
 
 
 def _name_axes(model: ir.Model) -> None:
+    """`logits_length` where the exporter wrote an expression of the time axis, inside the graph too."""
     import onnx_ir
 
-    for value in model.graph.outputs:
-        if value.name == graphs.LOGITS and value.shape is not None:
-            value.shape = onnx_ir.Shape([value.shape[0], "logits_length", value.shape[2]])
+    logits = next((value for value in model.graph.outputs if value.name == graphs.LOGITS), None)
+    if logits is None or logits.shape is None:
+        return  # check_axes tells
+    expression = str(logits.shape[1])
+    for value in (*(output for node in model.graph for output in node.outputs), *model.graph.outputs):
+        if value.shape is not None and not value.shape.is_static():
+            dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+            value.shape = onnx_ir.Shape(["logits_length" if dim == expression else dim for dim in dims])
+
+
+def _name_weights(model: ir.Model) -> None:
+    """Transposing a weight made it lose its name: give it the module's back."""
+    for linear in list(graphs.linears(model)):
+        weight, name = linear.node.inputs[1], f"{linear.name}.weight"
+        if linear.bias is not None and weight is not None and name not in model.graph.initializers:
+            model.graph.initializers.pop(str(weight.name))
+            weight.name = name
+            model.graph.initializers[name] = weight
 
 
 def check_axes(model: ir.Model) -> None:
     """Raise ArtifactError unless batch and time are symbolic, by name, on every input and output."""
-    values = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
-    for name, wanted in AXES.items():
-        shape = values[name].shape if name in values else None
-        found = [str(dim) for dim in shape] if shape is not None else []
-        if found[: len(wanted)] != [str(one) for one in wanted]:
+    values = {str(value.name): value for value in (*model.graph.inputs, *model.graph.outputs)}
+    if list(values) != list(graphs.AXES):
+        raise ArtifactError(
+            f"the exported graph has the inputs and outputs {', '.join(values)}, expected {', '.join(graphs.AXES)}"
+        )
+    for name, wanted in graphs.AXES.items():
+        shape = values[name].shape
+        found = [dim if isinstance(dim, int) else dim.value for dim in shape] if shape is not None else []
+        fixed = found[len(wanted) :]
+        if found[: len(wanted)] != list(wanted) or not all(isinstance(size, int) for size in fixed):
             raise ArtifactError(
-                f"the exported graph has {name} {found}, expected {list(wanted)}: the exporter fixed a size; "
-                "try another torch version"
+                f"the exported graph has {name} {found}, expected {[*wanted, *fixed]}: the exporter fixed or renamed "
+                "an axis; try another torch version"
             )
 
 
@@ -232,13 +278,16 @@ def compare_with_torch(model: SenseVoice, path: Path, progress: Progress) -> Par
         feed = make_feed(length, [max(1, length - 3 * item) for item in range(batch)], seed=length)
         with torch.inference_mode():
             wanted, lens = model(*(torch.from_numpy(feed[name]) for name in graphs.INPUTS))
-        found, found_lens = session.run([graphs.LOGITS, graphs.LENGTHS], feed)
+        found, found_lens = run(session, path, feed)
         if not np.array_equal(found_lens, lens.numpy()) or found.shape != tuple(wanted.shape):
             raise ArtifactError(
                 f"the exported graph gives other lengths than PyTorch at batch {batch}, {length} frames"
             )
         for item, valid in enumerate(found_lens):
             one, two = wanted[item, :valid].numpy().astype(np.float64), found[item, :valid].astype(np.float64)
+            if not np.isfinite(one).all() or not np.isfinite(two).all():
+                side = "the exported graph" if np.isfinite(one).all() else "the checkpoint in PyTorch"
+                raise ArtifactError(f"{side} gives logits that are not finite: not written")
             signal += float(np.square(one).sum())
             noise += float(np.square(one - two).sum())
             largest = max(largest, float(np.abs(one - two).max()))
@@ -246,9 +295,10 @@ def compare_with_torch(model: SenseVoice, path: Path, progress: Progress) -> Par
             frames += int(valid)
         progress.advance()
     sqnr = 10 * float(np.log10(signal / noise)) if noise else None
-    if not np.isfinite(largest) or (sqnr is not None and sqnr < MIN_SQNR_DB):
+    if sqnr is not None and sqnr < MIN_SQNR_DB:
         raise ArtifactError(
-            f"the exported graph differs from PyTorch (largest difference {largest:.2g}, SQNR {sqnr} dB): not written"
+            f"the exported graph differs from PyTorch (largest difference {largest:.2g}, SQNR {sqnr:.0f} dB, at least "
+            f"{MIN_SQNR_DB:.0f} dB is asked): not written"
         )
     return Parity(largest, sqnr, 100.0 * agreed / frames, tuple(SWEEP))
 
@@ -270,19 +320,27 @@ def _load(assets: Assets, device: str) -> SenseVoice:
 
 
 @contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """The exporter warns of libraries that this model does not use, and of its own deprecated calls."""
+def _strict_exporter() -> Iterator[None]:
+    """Quiet about libraries that this model does not use and calls that torch deprecates in itself, strict on sizes."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # ...but a size that became a Python number would be baked into the graph
-            warnings.filterwarnings("error", message=".*Converting a tensor to a Python.*")
+            # a size that became a Python number would be baked into the graph
+            warnings.filterwarnings("error", message=".*[Cc]onvert(ing|ed) (a tensor )?to a Python.*")
             yield
     finally:
         logger.setLevel(level)
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong underneath: the exporter's own message is a page of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def _described(assets: Assets, options: ExportOptions) -> dict[str, Any]:

@@ -28,6 +28,15 @@ INPUTS = {
     "textnorm": ("INT32", 1),
 }
 OUTPUTS = {LOGITS: ("FLOAT", 3), LENGTHS: ("INT32", 1)}
+# the dynamic axes by name; the sizes after them are fixed
+AXES = {
+    "speech": ("batch_size", "feats_length"),
+    "speech_lengths": ("batch_size",),
+    "language": ("batch_size",),
+    "textnorm": ("batch_size",),
+    LOGITS: ("batch_size", "logits_length"),
+    LENGTHS: ("batch_size",),
+}
 TAG_IDS_KEY = "svtool.tag_ids"  # comma-separated ids of the vocabulary's <|...|> pieces
 PRECISION_KEY = "svtool.precision"
 MAX_PROTOBUF_BYTES = 2**31 - 1
@@ -78,14 +87,26 @@ def save_model(model: ir.Model, path: Path) -> None:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """The model with every weight inside, wherever it was stored."""
+    """The model with every weight inside, wherever it was stored. Raises ArtifactError above protobuf's 2 GB."""
     return b"".join(_pieces(model))
 
 
 def _pieces(model: ir.Model) -> Iterator[bytes]:
     from svtool import onnxfile
 
+    # judged by size: protobuf's exception types differ between its majors
+    if (size := weight_bytes(model)) > MAX_PROTOBUF_BYTES:
+        raise ArtifactError(
+            f"the graph has {size / 1e9:.1f} GB of weights: one ONNX file holds 2 GB, and the runtimes that svtool "
+            "writes for read one file"
+        )
     return onnxfile.pieces(model)
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Size of all weights, inside the file or beside it; reads none of them."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def release_weights(model: ir.Model) -> None:

@@ -1,18 +1,20 @@
 """onnxsim under rules: in a child process with a time limit, and kept only if nothing was lost.
 
-Knows what a sound simplification keeps: symbolic axes, linear layers as MatMul, the numbers.
+Knows what a sound simplification keeps: symbolic axes, linear layers as MatMul, the numbers. It only ever replaces a
+model by an equal one; whatever goes wrong, the original stays and the reason is told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svtool import graph as graphs
 from svtool.child import run_child
-from svtool.errors import SvtoolError
-from svtool.parity import compare
+from svtool.errors import MissingDependency, SvtoolError
+from svtool.parity import Parity, compare
 from svtool.progress import Progress
 
 if TYPE_CHECKING:
@@ -30,9 +32,11 @@ class Simplified:
     """What became of the attempt. `reason` says why the original was kept."""
 
     kept: bool
-    nodes_before: int
-    nodes_after: int
+    nodes_before: int | None  # None = the model was not even read
+    nodes_after: int | None
     reason: str | None = None
+    parity: dict[str, Any] | None = None  # simplified against original
+    min_sqnr_db: float = MIN_SQNR_DB
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,38 +46,54 @@ class _TooSlow(Exception):
     pass
 
 
+class Unsound(Exception):
+    """The simplified model must not replace the original; the message says why."""
+
+
 def simplify(
     path: Path, progress: Progress, *, limit_s: float = TIME_LIMIT_S, worker: str = WORKER
 ) -> Simplified:
     """Simplify the model at `path` in place if the result is sound; otherwise leave it and say why."""
+    too_large = "the model is larger than 2 GB, which onnxsim cannot read"
+    if path.stat().st_size > graphs.MAX_PROTOBUF_BYTES:
+        return Simplified(False, None, None, too_large)
     before = graphs.load_model(path)
     count = len(before.graph)
-    if path.stat().st_size > graphs.MAX_PROTOBUF_BYTES:
-        return Simplified(False, count, count, "the model is larger than 2 GB, which onnxsim cannot read")
-    work = path.with_name(f".simplified-{path.name}")
+    if graphs.weight_bytes(before) > graphs.MAX_PROTOBUF_BYTES:
+        return Simplified(False, count, count, too_large)
+    named, work = (path.with_name(f".{kind}-{path.name}") for kind in ("named", "simplified"))
     try:
-        run_child(worker, {"model": str(path), "target": str(work)}, progress, tick=_deadline(limit_s))
-        reason = fault(before, path, work)
-        after = len(graphs.load_model(work).graph) if work.is_file() else count
-        if reason is None:
-            _restore_outputs(before, work)
-            work.replace(path)
-            return Simplified(True, count, after)
-        return Simplified(False, count, after, reason)
+        source = path
+        if name_axes(before):
+            graphs.save_model(before, named)
+            source = named
+        payload = {"model": str(source), "target": str(work)}
+        run_child(worker, payload, progress, tick=_deadline(limit_s))
+        after, parity = check(before, source, work)
+        _restore_interface(before, after)
+        graphs.save_model(after, work)
+        work.replace(path)
+        return Simplified(True, count, len(after.graph), parity=parity.to_json())
     except _TooSlow:
         return Simplified(False, count, count, f"onnxsim took longer than {limit_s:.0f} s")
-    except SvtoolError as error:
+    except (Unsound, SvtoolError) as error:
         return Simplified(False, count, count, str(error).splitlines()[0])
     finally:
+        named.unlink(missing_ok=True)
         work.unlink(missing_ok=True)
 
 
 def worker(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     """The child's work: fold constants and infer shapes, no fusion (it would hide the linears in Gemm)."""
     import onnx
-    import onnxsim
+
+    try:
+        import onnxsim
+    except ImportError as error:
+        raise MissingDependency("simplifying", "onnxsim", "export") from error
 
     model = onnx.load(payload["model"])
+    # never an input shape: it would overwrite the symbolic axes
     simplified, checked = onnxsim.simplify(model, perform_optimization=False)
     if not checked:
         raise SvtoolError("onnxsim's own check failed")
@@ -82,54 +102,76 @@ def worker(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     return {}
 
 
-def fault(before: ir.Model, path: Path, simplified: Path) -> str | None:
-    """Why the simplified file must not replace the original; None when it may."""
-    try:
-        after = graphs.load_model(simplified)
-    except SvtoolError as error:
-        return str(error)
-    lost = symbols(before) - symbols(after)
-    if lost:
-        return f"it lost the symbolic axes {', '.join(sorted(lost))}"
+def check(before: ir.Model, path: Path, simplified: Path) -> tuple[ir.Model, Parity]:
+    """The simplified model and how near it is to the original at `path`. Raises Unsound when something was lost."""
+    after = graphs.load_model(simplified)
+    if interface(before) != interface(after):
+        raise Unsound("onnxsim changed the names or types of inputs or outputs")
+    if lost := symbols(before) - symbols(after):
+        raise Unsound(f"onnxsim lost the symbolic axes {', '.join(sorted(lost))}")
+    if before.opset_imports.get("") != after.opset_imports.get(""):
+        raise Unsound(f"onnxsim changed the opset to {after.opset_imports.get('')}")
     if len(after.graph) > len(before.graph):
-        return f"it has more nodes ({len(after.graph)} instead of {len(before.graph)})"
+        raise Unsound(f"onnxsim made more nodes ({len(after.graph)} instead of {len(before.graph)})")
     missing = {linear.name for linear in graphs.linears(before)} - {one.name for one in graphs.linears(after)}
     if missing:
-        return f"it lost {len(missing)} linear layers, first {min(missing)}"
-    try:
-        parity = compare(path, simplified)
-    except SvtoolError as error:
-        return str(error).splitlines()[0]
+        raise Unsound(f"onnxsim lost {len(missing)} linear layers, first {min(missing)}")
+    parity = compare(path, simplified)
     if parity.sqnr_db < MIN_SQNR_DB:
-        return f"its outputs differ (SQNR {parity.sqnr_db:.0f} dB over {len(parity.shapes)} shapes)"
-    return None
+        raise Unsound(
+            f"onnxsim's outputs differ (SQNR {parity.sqnr_db:.0f} dB over {len(parity.shapes)} shapes, "
+            f"at least {MIN_SQNR_DB:.0f} dB is asked)"
+        )
+    return after, parity
+
+
+def interface(model: ir.Model) -> list[tuple[str | None, str | None]]:
+    values = (*model.graph.inputs, *model.graph.outputs)
+    return [(value.name, value.dtype.name if value.dtype is not None else None) for value in values]
 
 
 def symbols(model: ir.Model) -> set[str]:
-    """`speech[0]=batch_size` for every symbolic axis of the inputs and outputs."""
-    import onnx_ir
-
+    """`speech[0]` for every symbolic axis of the inputs and outputs."""
     return {
         f"{value.name}[{axis}]"
         for value in (*model.graph.inputs, *model.graph.outputs)
         for axis, dim in enumerate(value.shape or ())
-        if isinstance(dim, onnx_ir.SymbolicDim)
+        if not isinstance(dim, int)
     }
 
 
-def _restore_outputs(before: ir.Model, path: Path) -> None:
-    """Put the original names of the axes back; onnxsim may turn them into expressions."""
-    after = graphs.load_model(path)
+def name_axes(model: ir.Model) -> bool:
+    """Give dynamic axes written as -1, 0 or nothing a name, in place; whether there were any."""
+    import onnx_ir
+
+    found = False
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.shape is None:
+            continue
+        known = graphs.AXES.get(str(value.name), ())
+        dims: list[int | str] = []
+        for axis, dim in enumerate(value.shape):
+            size = dim if isinstance(dim, int) else dim.value
+            if size is None or (isinstance(size, int) and size < 1):
+                size = known[axis] if axis < len(known) else f"{value.name}_{axis}"
+                found = True
+            dims.append(size)
+        value.shape = onnx_ir.Shape(dims)
+    return found
+
+
+def _restore_interface(before: ir.Model, after: ir.Model) -> None:
+    """Put the original axis names and metadata back: onnxsim writes expressions, and notes of its own."""
     for mine, theirs in (
         *zip(after.graph.inputs, before.graph.inputs, strict=True),
         *zip(after.graph.outputs, before.graph.outputs, strict=True),
     ):
         mine.shape = theirs.shape
+    after.metadata_props.clear()
     after.metadata_props.update(before.metadata_props)
-    graphs.save_model(after, path)
 
 
-def _deadline(limit_s: float) -> Any:
+def _deadline(limit_s: float) -> Callable[[float], None]:
     def tick(elapsed: float) -> None:
         if elapsed > limit_s:
             raise _TooSlow
