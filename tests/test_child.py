@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import child_modules
 from svtool.child import run_child
 from svtool.errors import ArtifactError, SvtoolError
 from svtool.progress import Silent
@@ -40,11 +40,7 @@ def sleep(payload, progress):
 
 @pytest.fixture(autouse=True)
 def _probe_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module `svtool.probe` that only the child finds: a second folder on the package's path."""
-    (tmp_path / "probe.py").write_text(PROBE)
-    hook = f"import svtool\nsvtool.__path__.append({str(tmp_path)!r})\n"
-    (tmp_path / "sitecustomize.py").write_text(hook)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    child_modules.add(PROBE, tmp_path, monkeypatch)
 
 
 class Seen(Silent):
