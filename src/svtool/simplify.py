@@ -67,8 +67,10 @@ def simplify(
         if name_axes(before):
             graphs.save_model(before, named)
             source = named
+        del before  # the child takes four times the model's size; nothing of it is needed here meanwhile
         payload = {"model": str(source), "target": str(work)}
         run_child(worker, payload, progress, tick=_deadline(limit_s))
+        before = graphs.load_model(source)
         after, parity = check(before, source, work)
         _restore_interface(before, after)
         graphs.save_model(after, work)
