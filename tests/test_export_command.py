@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from typer.testing import CliRunner
 
 from checkpoints import write_checkpoint
 from svtool.cli import app
-from svtool.errors import SvtoolError
-from svtool.export import ExportOptions, export
+from svtool.errors import ArtifactError, SvtoolError
+from svtool.export import ExportOptions, _publish, export
 from svtool.frontend import SAMPLE_RATE
 from svtool.manifest import read_manifest
 from svtool.progress import Silent
@@ -116,7 +117,7 @@ def test_cuda_is_refused_by_name_where_there_is_none(source: Path, in_folder: Pa
 SAY_STAGES = """
 import sys
 from pathlib import Path
-from svtool.export import ExportOptions, export
+from svtool.export import ExportOptions, _publish, export
 from svtool.progress import Silent
 class Say(Silent):
     def stage(self, name, total=None):
@@ -170,6 +171,32 @@ def test_a_killed_export_leaves_the_directory_as_it_was(occupied: Path, source: 
     child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL
     assert contents(occupied) == before
+
+
+@pytest.mark.parametrize("blocked", ["am.mvn", "tokens.json", "model.onnx"])
+def test_files_that_cannot_all_be_put_in_place_are_taken_back(
+    occupied: Path, exported: tuple[Path, str, str], blocked: str
+) -> None:
+    finished = occupied.parent / "finished"
+    finished.mkdir()
+    for name in contents(exported[0]):
+        if not name.endswith(".onnx.json"):
+            (finished / name).write_bytes(b"new")
+    (occupied / blocked).unlink()
+    (occupied / blocked / "someone's").mkdir(parents=True)
+    before = {path.name: path.read_bytes() for path in occupied.iterdir() if path.is_file()}
+    with pytest.raises(OSError, match=blocked):
+        _publish(finished, occupied / "model.onnx")
+    assert {path.name: path.read_bytes() for path in occupied.iterdir() if path.is_file()} == before
+    assert (occupied / blocked / "someone's").is_dir()
+
+
+def test_a_broken_small_file_is_told_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(source, tmp_path / "broken"))
+    (broken / "configuration.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"configuration\.json is not JSON"):
+        export(str(broken), tmp_path / "out", ExportOptions(), Interrupting("loading"))
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
 @pytest.mark.case("E6")

@@ -139,6 +139,9 @@ def _export(
     seconds: dict[str, float] = {}
     with _staging(target.parent) as work:
         path = work / MODEL_NAME
+        interop.write_files(
+            assets, work
+        )  # first: what is wrong with these files is told before minutes of work
         with _timed("load", seconds):
             progress.stage("loading the checkpoint")
             model = _load(assets, options.device)
@@ -163,7 +166,6 @@ def _export(
         final = graphs.load_model(path)
         graphs.check_contract(final, path)
         check_axes(final)
-        interop.write_files(assets, work)
         manifest = _manifest(final, path, assets, described, parity, simplified)
         _publish(work, target)
         write_manifest(target, manifest)
@@ -372,7 +374,7 @@ def _unchanged(target: Path, described: dict[str, Any]) -> dict[str, Any] | None
         return None
     same = all(manifest.get(key) == value for key, value in described.items())
     whole = all((target.parent / name).is_file() for name in interop.FILES)
-    return manifest if same and whole and manifest["sha256"] == sha256_file(target) else None
+    return manifest if same and whole and manifest.get("sha256") == sha256_file(target) else None
 
 
 def _metadata(assets: Assets, described: dict[str, Any]) -> dict[str, str]:
@@ -423,11 +425,29 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 
 def _publish(work: Path, target: Path) -> None:
-    """Move the finished files into place, the model last; engines beside them stay."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    manifest_path(target).unlink(missing_ok=True)
-    for name in (*interop.FILES, MODEL_NAME):
-        (work / name).replace(target.parent / name)
+    """Move the finished files into place, the model last; engines beside them stay.
+
+    When one cannot be moved, those that were there before come back.
+    """
+    folder = target.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (manifest_path(target).name, *interop.FILES, MODEL_NAME)
+    before = work / "before"
+    before.mkdir()
+    moved: list[str] = []
+    try:
+        for name in names:
+            if (folder / name).is_file():
+                (folder / name).replace(before / name)
+            if (work / name).is_file():
+                (work / name).replace(folder / name)
+                moved.append(name)
+    except OSError:
+        for name in moved:
+            (folder / name).unlink()
+        for path in before.iterdir():
+            path.replace(folder / path.name)
+        raise
 
 
 @contextmanager
