@@ -139,9 +139,8 @@ def _export(
     seconds: dict[str, float] = {}
     with _staging(target.parent) as work:
         path = work / MODEL_NAME
-        interop.write_files(
-            assets, work
-        )  # first: what is wrong with these files is told before minutes of work
+        # what is wrong with these small files is told before minutes of work
+        interop.write_files(assets, work)
         with _timed("load", seconds):
             progress.stage("loading the checkpoint")
             model = _load(assets, options.device)
