@@ -221,11 +221,13 @@ class SenseVoice(nn.Module):
         position = torch.arange(x.shape[1], device=speech.device)
         x = x + _position_encoding(position, self.config.input_size)
         lengths = speech_lengths + QUERIES
-        inside = position[None, :] < lengths[:, None]  # [B, T+4]
-        valid = inside[:, :, None].to(x.dtype)
-        scores_mask = torch.zeros_like(inside, dtype=x.dtype).masked_fill(~inside, _MASKED_SCORE)[
-            :, None, None, :
-        ]
+        # unsqueeze, because indexing with None is traced as a Slice of everything
+        inside = position.unsqueeze(0) < lengths.unsqueeze(1)  # [B, T+4]
+        valid = inside.unsqueeze(-1).to(x.dtype)
+        open_scores = torch.zeros_like(inside, dtype=x.dtype)
+        scores_mask = (
+            open_scores.masked_fill(~inside, _MASKED_SCORE).unsqueeze(1).unsqueeze(1)
+        )  # [B, 1, 1, T+4]
         return self.ctc(self.encoder(x, valid, scores_mask)), lengths
 
 
