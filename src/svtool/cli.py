@@ -7,6 +7,7 @@ Results go to stdout, everything else to stderr. This is the one place that prin
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 INTERRUPTED = 130
+
+# numpy's matrices here are small (the front end's); several BLAS threads would only fight the engine's own threads,
+# and numpy reads this when it is first imported, which no import above does
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 class _Group(TyperGroup):

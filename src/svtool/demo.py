@@ -29,7 +29,9 @@ def run() -> int:
             raise SvtoolError(f"the demo stopped: svtool {arguments[0]} ended with exit code {code}")
         verdict = max(verdict, code)
     console.rule("[bold green]Done")
-    console.print(_closing(verdict, time.perf_counter() - began), highlight=False, soft_wrap=True)
+    console.print(
+        _closing(verdict, time.perf_counter() - began), markup=False, highlight=False, soft_wrap=True
+    )
     return 0
 
 

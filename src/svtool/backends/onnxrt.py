@@ -72,6 +72,8 @@ def open_session(
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # waiting threads must not burn the cores that decode the next files
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for key, value in SWITCHES.items():
         options.add_session_config_entry(key, value)
     if threads:
