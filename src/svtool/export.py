@@ -5,6 +5,7 @@ Knows the exporter and what its graph must look like. Knows nothing of precision
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import shutil
@@ -160,6 +161,7 @@ def _export(
                 simplified = simplify(path, progress)
                 if simplified.reason:
                     progress.note(f"onnxsim's result was not used: {simplified.reason}")
+        gc.collect()  # graphs are full of cycles: without it two more copies of the weights stay while both sides run
         with _timed("parity", seconds):
             parity = compare_with_torch(model, path, progress)
         final = graphs.load_model(path)

@@ -6,6 +6,7 @@ model by an equal one; whatever goes wrong, the original stays and the reason is
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,7 +68,9 @@ def simplify(
         if name_axes(before):
             graphs.save_model(before, named)
             source = named
-        del before  # the child takes four times the model's size; nothing of it is needed here meanwhile
+        # the child takes three times the model's size and nothing is needed here meanwhile; graphs are full of cycles
+        del before
+        gc.collect()
         payload = {"model": str(source), "target": str(work)}
         run_child(worker, payload, progress, tick=_deadline(limit_s))
         before = graphs.load_model(source)
@@ -94,12 +97,10 @@ def worker(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     except ImportError as error:
         raise MissingDependency("simplifying", "onnxsim", "export") from error
 
-    model = onnx.load(payload["model"])
-    # never an input shape: it would overwrite the symbolic axes
-    simplified, checked = onnxsim.simplify(model, perform_optimization=False)
+    # the path, not a loaded model: two copies of the weights less; never an input shape: it would overwrite the axes
+    simplified, checked = onnxsim.simplify(payload["model"], perform_optimization=False)
     if not checked:
         raise SvtoolError("onnxsim's own check failed")
-    simplified.ir_version = model.ir_version
     onnx.save(simplified, payload["target"])
     return {}
 
@@ -163,12 +164,13 @@ def name_axes(model: ir.Model) -> bool:
 
 
 def _restore_interface(before: ir.Model, after: ir.Model) -> None:
-    """Put the original axis names and metadata back: onnxsim writes expressions, and notes of its own."""
+    """Put the original axis names, IR version and metadata back: onnxsim writes expressions, and notes of its own."""
     for mine, theirs in (
         *zip(after.graph.inputs, before.graph.inputs, strict=True),
         *zip(after.graph.outputs, before.graph.outputs, strict=True),
     ):
         mine.shape = theirs.shape
+    after.ir_version = before.ir_version
     after.metadata_props.clear()
     after.metadata_props.update(before.metadata_props)
 
