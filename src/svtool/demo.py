@@ -10,7 +10,7 @@ from pathlib import Path
 from svtool import tiny
 from svtool.errors import SvtoolError
 
-UTTERANCES = 900  # of tiny:drift, spread evenly over its three parts; the full 2400 take three times as long
+UTTERANCES = 600  # of tiny:drift, spread evenly over its three parts; the full 2400 take four times as long
 _INCONCLUSIVE = 3
 
 
