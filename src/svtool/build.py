@@ -6,6 +6,7 @@ Decides what is built, from which calibration and with which profiles; the long 
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -133,6 +134,7 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
     plan, twin = _outputs(path, options)
     flavor = choose_flavor(options.flavor)
     source = read_source(path, options.head)
+    gc.collect()  # graphs are full of cycles: the weights read for the digest would stay while the children work
     profiles = options.profiles or options.settings.engine.profiles
     estimates = _estimates(source, profiles, options.head, notes)
     ranges = _ranges(source, options, notes) if options.precision == "int8" else None
