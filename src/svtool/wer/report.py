@@ -248,7 +248,7 @@ def _sides_table(report: GateReport) -> Table:
             f"{counts.errors}/{counts.reference_tokens}",
             _with_interval(percent(counts), score.interval, scale=100.0),
             f"{counts.substitutions}/{counts.deletions}/{counts.insertions}",
-            _plain(("" if score.side.executed else "in its place: ") + (score.side.provider or "?")),
+            _plain(("" if score.side.executed else "twin: ") + _short_provider(score.side.provider)),
         )
     return table
 
@@ -352,6 +352,11 @@ def _provenance(report: GateReport) -> Text:
     flags = report.machine.get("cpu_flags") or ("not known",)
     facts.append(f"cpu {report.machine.get('cpu')} ({', '.join(flags)})")
     return Text(" · ".join(facts), style="dim")
+
+
+def _short_provider(provider: str | None) -> str:
+    """`onnxruntime: CPUExecutionProvider` -> `onnxruntime CPU`, so that the table keeps its lines."""
+    return (provider or "?").removesuffix("ExecutionProvider").replace(":", "")
 
 
 def _plain(text: str) -> Text:
