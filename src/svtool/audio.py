@@ -8,6 +8,7 @@ lists, and opens nothing but what it was given: a demuxer that could name anothe
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import av
     from av.audio.frame import AudioFrame
     from av.container import InputContainer
+    from av.packet import Packet
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -319,7 +321,7 @@ class _Reader:
         try:
             for packet in container.demux(audio_stream):
                 try:
-                    frames = packet.decode()
+                    frames = _of_whole_samples(packet, audio_stream).decode()
                 except av.FFmpegError as error:
                     # one damaged packet leaves the next ones decodable
                     self.damaged, self.damage = self.damaged + 1, error
@@ -332,6 +334,23 @@ class _Reader:
         rate, channels, planar = kind
         joined = np.concatenate(block, axis=1)  # [C, N] planar, [1, N * C] interleaved
         self.mixer.add(joined if planar else joined.reshape(-1, channels).T, rate)
+
+
+def _of_whole_samples(packet: Packet[av.AudioStream], audio_stream: av.AudioStream) -> Packet[av.AudioStream]:
+    """Older FFmpeg turns down a whole PCM packet when the file ends inside a sample; cut that sample off."""
+    import av
+
+    context = audio_stream.codec_context
+    if not context.name.startswith("pcm_"):
+        return packet
+    bits = re.search(r"\d+", context.name)  # pcm_s24le; A-law and mu-law have 8
+    size = (int(bits[0]) if bits else 8) // 8 * context.layout.nb_channels
+    if size == 0 or packet.size % size == 0 or packet.size < size:
+        return packet
+    whole: Packet[av.AudioStream] = av.Packet(bytes(packet)[: packet.size // size * size])
+    whole.stream = audio_stream
+    whole.pts, whole.dts, whole.time_base = packet.pts, packet.dts, packet.time_base
+    return whole
 
 
 class _Mixer:
