@@ -347,7 +347,7 @@ def _of_whole_samples(packet: Packet[av.AudioStream], audio_stream: av.AudioStre
     size = (int(bits[0]) if bits else 8) // 8 * context.layout.nb_channels
     if size == 0 or packet.size % size == 0 or packet.size < size:
         return packet
-    whole: Packet[av.AudioStream] = av.Packet(bytes(packet)[: packet.size // size * size])
+    whole: Packet[Any] = av.Packet(bytes(packet)[: packet.size // size * size])
     whole.stream = audio_stream
     whole.pts, whole.dts, whole.time_base = packet.pts, packet.dts, packet.time_base
     return whole
