@@ -38,3 +38,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engines") / "tiny"
     export("tiny", folder, ExportOptions())
     return folder / "model.onnx"
+
+
+@pytest.fixture(scope="session")
+def tiny_int8(tiny_model: Path) -> Path:
+    """The int8 plan of the embedded model, built beside it by TensorRT-RTX, with its ONNX twin."""
+    pytest.importorskip("tensorrt_rtx")
+    from svtool.build import BuildOptions, build
+
+    return build(tiny_model, BuildOptions(precision="int8")).plan

@@ -152,7 +152,10 @@ def _relay(
             tick(time.monotonic() - started)
         if line is None:
             return {}
-        event: dict[str, Any] = json.loads(line) if line else {}
+        try:
+            event: dict[str, Any] = json.loads(line) if line else {}
+        except ValueError:  # half a line: the child crashed while writing it
+            return {}
         if "result" in event or "error" in event:
             return event
         if "stage" in event:
