@@ -112,7 +112,7 @@ def test_language_names() -> None:
 def test_without_the_hub_clients_the_files_are_named(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.setitem(sys.modules, "modelscope.hub.snapshot_download", None)
-    with pytest.raises(SvtoolError, match=r"svtool\[hub\].*model\.pt.*config\.yaml.*am\.mvn"):
+    with pytest.raises(SvtoolError, match=r"\.\[hub\].*model\.pt.*config\.yaml.*am\.mvn"):
         assets.find_assets(source)
 
 

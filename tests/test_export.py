@@ -484,7 +484,7 @@ def test_without_torch_one_line_says_what_to_install(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingDependency, match=r"svtool export needs .*pip install 'svtool\[export\]'"):
+    with pytest.raises(MissingDependency, match=r"svtool export needs .*pip install -e '\.\[export\]'"):
         export(str(source), tmp_path / "out", ExportOptions())
     assert list(tmp_path.iterdir()) == []
 

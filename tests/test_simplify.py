@@ -190,7 +190,7 @@ def test_a_simplifier_that_hangs_is_ended(attempt: Callable[..., simplify.Simpli
         ("nothing", "does not exist"),
         ("garbage", "not a readable ONNX model"),
         ("fail", "exceeds maximum protobuf size"),
-        ("without_library", "pip install 'svtool[export]'"),
+        ("without_library", "pip install -e '.[export]'"),
         ("scale_a_weight", "outputs differ (SQNR"),
     ],
 )

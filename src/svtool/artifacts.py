@@ -10,7 +10,8 @@ from svtool.manifest import manifest_path, read_manifest
 from svtool.progress import Progress
 
 ENGINES = Path("engines")
-TINY_MODEL = ENGINES / "tiny" / "model.onnx"
+MODEL_NAME = "model.onnx"
+TINY_MODEL = ENGINES / "tiny" / MODEL_NAME
 TINY_NOTE = (
     "note: `tiny` is the embedded demonstration model (one speaker, few words); "
     "for the real one:  svtool export iic/SenseVoiceSmall"

@@ -246,7 +246,8 @@ def _download(source: str, revision: str | None, progress: Progress) -> Path:
         )
     except ImportError as error:
         raise SvtoolError(
-            f"downloading {source} needs the hub clients: pip install 'svtool[hub]', or {_by_hand()}"
+            f"downloading {source} needs the hub clients: in svtool's folder, run  "
+            f"pip install -e '.[hub]', or {_by_hand()}"
         ) from error
     except Exception as error:
         raise SvtoolError(f"{source} could not be downloaded ({_in_short(error)}): {_by_hand()}") from error

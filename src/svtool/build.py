@@ -239,7 +239,8 @@ def render(report: BuildReport) -> RenderableType:
         ("calibration", report.calibration or "none needed"),
         (
             "against float32",
-            f"{sqnr} dB, {report.parity['argmax_agreement']:.2f} % of frames agree (on noise)",
+            f"{sqnr} dB, {report.parity['argmax_agreement']:.2f} % of frames agree (random features, "
+            "not speech: validate-wer measures that)",
         ),
         ("time", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())),
         ("peak memory", ", ".join(f"{name} {_mb(size)}" for name, size in report.peak_rss_bytes.items())),

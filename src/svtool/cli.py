@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -47,6 +48,12 @@ class _Group(TyperGroup):
             # the reader of our stdout went away (`svtool ... | head`): nothing is left to say
             sys.stderr.close()
             raise typer.Exit(0) from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            _say(f"error: {where}{error.strerror or error}")
+            # what could not be written must not be tried, and fail, once more when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(1) from error
 
 
 app = typer.Typer(
@@ -167,6 +174,10 @@ def transcribe(
         allow_languages=tuple(parse_language(one) for one in (allow_languages or "").split(",") if one),
         batch_size_s=batch_size_s,
     )
+    if "auto" in options.allow_languages:
+        raise UsageError(
+            "--allow-languages is a list of languages to choose from, such as zh,en: auto is not one"
+        )
     request = Request(tuple(files), model, options, output_format.value, output, emoji, device, threads)
     failed = 0
     with RichProgress(quiet=quiet) as progress:
@@ -174,6 +185,8 @@ def transcribe(
             failed += result.error is not None
             if result.error is not None:
                 progress.note(f"error: {result.error}")
+            for warning in result.warnings:
+                progress.note(f"warning: {result.audio}: {warning}")
             if result.printed is not None:
                 typer.echo(result.printed)
     if failed:
@@ -284,6 +297,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 7860,
     ui: Annotated[bool, typer.Option("--ui/--no-ui", help="The web page at / (slower start).")] = True,
+    max_upload_mb: Annotated[float, typer.Option(min=0.001, help="Largest upload.")] = 25.0,
+    max_duration_s: Annotated[float, typer.Option(min=1.0, help="Longest audio of one upload.")] = 600.0,
     device: Device = "auto",
     threads: Threads = None,
     quiet: Quiet = False,
@@ -301,13 +316,15 @@ def serve(
             ui=ui,
             device=device,
             threads=threads,
+            max_upload_mb=max_upload_mb,
+            max_duration_s=max_duration_s,
             progress=progress,
         )
 
 
 @app.command(epilog="Example:  svtool demo")
 def demo() -> None:
-    """The four steps above on the embedded model."""
+    """Export, build, validate and transcribe with the embedded model."""
     from svtool.demo import run
 
     raise typer.Exit(run())
@@ -334,4 +351,11 @@ def _say(message: str) -> None:
 
 
 def main() -> None:
+    if "serve" not in sys.argv[1:2]:  # the server has its own clean stop
+        signal.signal(signal.SIGTERM, _leave)
     app()
+
+
+def _leave(number: int, _: object) -> None:
+    # SystemExit lets every clean-up on the way out run: no half-written folder stays
+    raise SystemExit(128 + number)

@@ -38,4 +38,6 @@ class MissingDependency(SvtoolError):
     """An optional library is not installed; the message carries the install command."""
 
     def __init__(self, needed_for: str, library: str, extra: str) -> None:
-        super().__init__(f"{needed_for} needs {library}: install it with  pip install 'svtool[{extra}]'")
+        super().__init__(
+            f"{needed_for} needs {library}, not installed here: in svtool's folder, run  pip install -e '.[{extra}]'"
+        )

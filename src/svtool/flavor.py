@@ -33,8 +33,8 @@ class NoTensorRT(MissingDependency):
     def __init__(self) -> None:
         SvtoolError.__init__(
             self,
-            "building a plan needs TensorRT-RTX or TensorRT: install one with  pip install 'svtool[trt-rtx]'  "
-            "(builds without a GPU) or  pip install 'svtool[trt]'  (on the target GPU; Jetson: JetPack's own)",
+            "building a plan needs TensorRT-RTX or TensorRT: in svtool's folder, run  pip install -e '.[trt-rtx]'  "
+            "(builds without a GPU) or  pip install -e '.[trt]'  (on the target GPU; Jetson: JetPack's own)",
         )
 
 
@@ -59,7 +59,7 @@ def choose_flavor(wanted: str = "auto") -> Flavor:
         return RTX
     raise ArtifactError(
         "TensorRT builds only on a machine with the target GPU, and no CUDA device answers here: build there, or "
-        "build a portable plan with  pip install 'svtool[trt-rtx]'"
+        "build a portable plan with  pip install -e '.[trt-rtx]'"
     )
 
 

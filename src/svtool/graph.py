@@ -73,7 +73,10 @@ def load_model(path: Path) -> ir.Model:
     import onnx_ir
 
     if not path.is_file():
-        raise ArtifactError(f"{path} does not exist: make it with  svtool export -o {path.parent}")
+        raise ArtifactError(
+            f"{path} does not exist: make it with  svtool export SOURCE -o {path.parent}  "
+            "(SOURCE is a checkpoint folder, iic/SenseVoiceSmall, or tiny)"
+        )
     try:
         return onnx_ir.load(path)
     except Exception as error:  # protobuf's exception types differ between its majors

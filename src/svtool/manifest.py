@@ -104,6 +104,15 @@ def read_manifest(artifact: Path) -> dict[str, Any]:
     return manifest
 
 
+def check_digest(artifact: Path, wanted: str | None) -> None:
+    """Raise ArtifactError unless the file is the one its manifest describes. `None` = nothing is known of it."""
+    if wanted is not None and sha256_file(artifact) != wanted:
+        raise ArtifactError(
+            f"{artifact} is not the file its manifest describes (another sha256: cut off, damaged or replaced): "
+            "make it again with  svtool build-trt  (or svtool export)"
+        )
+
+
 def versions(*distributions: str) -> dict[str, str]:
     """Installed versions of the distributions named, svtool and Python first; absent ones are left out."""
     import platform

@@ -59,6 +59,7 @@ class Transcript:
     reason: str | None = None  # why nothing was run: "too_short" or "silence"
     itn: bool | None = None
     words: tuple[Word, ...] = ()
+    warnings: tuple[str, ...] = ()  # about the audio, such as a file that ends early
     rich_text: str = ""  # with emotion and event emoji, as SenseVoice's own post-processing writes them
 
     @property
@@ -81,6 +82,7 @@ class _Loaded:
     duration_s: float = 0.0
     pieces: list[_Piece] = field(default_factory=list)
     error: SvtoolError | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Recognizer:
@@ -111,7 +113,10 @@ class Recognizer:
 
         def load(source: Path | bytes) -> _Loaded:
             try:
-                return self._prepare(decode_audio(source).samples, options)
+                audio = decode_audio(source)
+                loaded = self._prepare(audio.samples, options)
+                loaded.warnings = audio.warnings
+                return loaded
             except SvtoolError as error:
                 return _Loaded(error=error)
 
@@ -269,9 +274,10 @@ def _finish(loaded: _Loaded, heard: list[tuple[int, Hypothesis]]) -> Transcript 
             loaded.duration_s,
             no_speech=True,
             reason=SILENCE if long_enough else TOO_SHORT,
+            warnings=loaded.warnings,
         )
     parts = [(start / SAMPLE_RATE, one) for start, one in sorted(heard, key=lambda pair: pair[0])]
-    return merge(parts, loaded.duration_s)
+    return replace(merge(parts, loaded.duration_s), warnings=loaded.warnings)
 
 
 def merge(parts: Sequence[tuple[float, Hypothesis]], duration_s: float) -> Transcript:
@@ -315,6 +321,10 @@ def open_recognizer(artifact: Path, *, device: str = "auto", threads: int | None
     if not path.exists():
         raise ArtifactError(
             f"{artifact} does not exist: make it with  svtool export  (svtool build-trt for engines)"
+        )
+    if path.is_file() and path.suffix not in (".onnx", ".plan"):
+        raise ArtifactError(
+            f"{path} is no model: name a .onnx file, a .plan file or the directory that holds one"
         )
     root = path if path.is_dir() else path.parent
     assets = read_assets(root, name=root.resolve().name)

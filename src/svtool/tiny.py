@@ -192,6 +192,12 @@ def render(name: str, progress: Progress | None = None) -> Path:
     return folder / "list.jsonl"
 
 
+def render_named(spec: str, progress: Progress) -> None:
+    """Render the list that `tiny:NAME` means, showing how far it is; other lists need no preparation."""
+    if spec.startswith("tiny:"):
+        render(spec.removeprefix("tiny:"), progress)
+
+
 def _publish(work: Path, folder: Path) -> None:
     try:
         work.rename(folder)

@@ -37,6 +37,7 @@ class Result:
     audio: str
     printed: str | None  # None when written to a file, or when an error has nothing to print
     error: str | None
+    warnings: tuple[str, ...] = ()
 
 
 def run(request: Request, progress: Progress) -> Iterator[Result]:
@@ -79,16 +80,21 @@ def _result(
     error = str(result) if isinstance(result, SvtoolError) else None
     if error is not None and name not in error:
         error = f"{name}: {error}"
+    warnings = () if isinstance(result, SvtoolError) else _warnings(result)
     text = _formatted(name, result, error, request)
     if text is None:
-        return Result(name, None, error)
+        return Result(name, None, error, warnings)
     if target is not None:
         with whole_file(target) as work:
             work.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
-        return Result(name, None, error)
+        return Result(name, None, error, warnings)
     if request.format == "text" and not alone:
         text = f"{name}: {text}"
-    return Result(name, text.removesuffix("\n"), error)
+    return Result(name, text.removesuffix("\n"), error, warnings)
+
+
+def _warnings(result: Transcript) -> tuple[str, ...]:
+    return (*result.warnings, *(("no speech heard",) if result.no_speech else ()))
 
 
 def _formatted(
@@ -123,6 +129,7 @@ def as_json(
         "duration_s": round(result.duration_s, 3),
         "no_speech": result.no_speech,
         "reason": result.reason,
+        "warnings": list(result.warnings),
         "segments": [
             {"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in result.segments
         ],

@@ -225,7 +225,7 @@ def test_a_dead_worker_is_503_and_unhealthy(service: Service) -> None:
 def test_a_full_server_is_429_before_the_body_is_read(
     make_service: Callable[..., Service], fake: FakeRecognizer
 ) -> None:
-    service = make_service(limits=RequestLimits(in_flight=3), queue=QueueLimits(waiting_n=2))
+    service = make_service(limits=RequestLimits(in_flight=3), queue=QueueLimits(waiting_n=3))
 
     async def flood(client: Client) -> httpx.Response:
         fake.gate.clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from svtool.backends import Batch, Limits, Output, greedy_head
-from svtool.errors import ArtifactError, SvtoolError
+from svtool.errors import ArtifactError, SvtoolError, UsageError
 
 INPUTS = ("speech", "speech_lengths", "language", "textnorm")
 GREEDY_OUTPUTS = ("token_ids", "token_logprobs", "tag_logits", "encoder_out_lens")
@@ -23,7 +23,7 @@ def providers_named(provider: str) -> list[str]:
     """`auto` and `cpu` -> the CPU; `cuda` -> CUDA first. `auto` never picks a GPU behind the caller's back."""
     name = "cpu" if provider == "auto" else provider
     if name not in _PROVIDERS:
-        raise SvtoolError(f"provider {provider!r} is not known: use one of auto, {', '.join(_PROVIDERS)}")
+        raise UsageError(f"device {provider!r} is not known: use one of auto, {', '.join(_PROVIDERS)}")
     return [_PROVIDERS[name]]
 
 
@@ -70,6 +70,9 @@ def open_session(
         raise ArtifactError(
             f"{path} does not exist: make it with  svtool export  (and svtool build-trt for engines)"
         )
+    onnxruntime.set_default_logger_severity(
+        4
+    )  # its errors come back as exceptions; the log repeats them in colour
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # waiting threads must not burn the cores that decode the next files

@@ -282,7 +282,7 @@ def _check_machine(path: Path, described: Mapping[str, Any], flavor: Flavor) -> 
         twin = path.with_name(str(described.get("twin", path.with_suffix(".onnx").name)))
         raise ArtifactError(
             f"{path} needs an NVIDIA GPU, and no CUDA device answers here: its ONNX twin gives the same text on the "
-            f"CPU, with  svtool transcribe -m {twin}"
+            f"CPU, with  svtool transcribe -m {twin}  or  svtool serve {twin}"
         )
     if not is_installed(flavor):
         raise MissingDependency(f"the plan {path}", flavor.title, flavor.extra)

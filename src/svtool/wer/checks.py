@@ -45,6 +45,9 @@ class GateOptions:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.budget) and self.budget >= 0):
             raise UsageError(f"the drift budget is in points and cannot be {self.budget}: give 0 or more")
+        for name, limit in (("disagreement", self.max_disagreement), ("SQNR", self.min_sqnr_db)):
+            if limit is not None and not (math.isfinite(limit) and limit >= 0):
+                raise UsageError(f"the limit on {name} cannot be {limit}: give 0 or more")
         if self.resamples < 100:
             raise UsageError(f"{self.resamples} resamples give no interval: use at least 100 (default 2000)")
 
@@ -136,8 +139,9 @@ def more_utterances(whole: Group, budget: float) -> int | None:
 
 
 def decide(
-    whole: Group, checks: Sequence[Check], budget: float, more: int | None
+    whole: Group, checks: Sequence[Check], budget: float, more: int | None, *, identical: bool = False
 ) -> tuple[Verdict, tuple[str, ...]]:
+    """`identical`: both sides are the same artifact, so that any amount of data shows no drift."""
     failed = [check.message for check in checks if check.passed is False]
     unmeasured = [check.message for check in checks if check.passed is None]
     if whole.interval is None:
@@ -152,6 +156,13 @@ def decide(
         return "fail", tuple(failed)
     if whole.interval.high > budget:
         return "inconclusive", (f"{drift} straddles the budget of {budget:g}: {_advice(more)}", *unmeasured)
+    tokens = whole.baseline.reference_tokens
+    if not identical and 100.0 > budget * tokens > 0:
+        return "inconclusive", (
+            f"one error in {tokens} tokens is already {100 / tokens:.2f} points, more than the budget of {budget:g}: "
+            "too little data to tell",
+            *unmeasured,
+        )
     return ("inconclusive" if unmeasured else "pass"), (
         f"{drift} stays within the budget of {budget:g}",
         *unmeasured,

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from svtool.artifacts import TINY_MODEL, is_tiny, listed
+from svtool import tiny as tiny_speech
+from svtool.artifacts import MODEL_NAME, TINY_MODEL, is_tiny, listed
 from svtool.assets import parse_language
 from svtool.config import Config, GateConfig, load_config
 from svtool.errors import ArtifactError, UsageError
@@ -42,6 +43,7 @@ def run(request: Request, progress: Progress) -> GateReport:
     data = request.data or (_TINY_DATA if tiny else None)
     if data is None:
         raise UsageError("no data to validate on: name an utterance list with reference texts, --data LIST")
+    tiny_speech.render_named(data, progress)
     utterances = read_utterances(data)
     if request.limit:
         utterances = utterances.take(request.limit)
@@ -64,7 +66,7 @@ def run(request: Request, progress: Progress) -> GateReport:
 
 def _pair(baseline: Path | None, candidate: Path | None, progress: Progress) -> tuple[Path, Path]:
     if baseline is not None and candidate is not None:
-        return baseline, candidate
+        return _model_of(baseline), _model_of(candidate)
     if baseline is not None:
         raise UsageError(
             f"one artifact is not a comparison: svtool validate-wer {baseline} CANDIDATE --data LIST"
@@ -78,6 +80,11 @@ def _pair(baseline: Path | None, candidate: Path | None, progress: Progress) -> 
         raise ArtifactError(f"no engine beside {TINY_MODEL}: make one with  svtool build-trt --int8")
     progress.note(f"comparing {engines[0]} with {TINY_MODEL}")
     return TINY_MODEL, engines[0]
+
+
+def _model_of(artifact: Path) -> Path:
+    model = artifact / MODEL_NAME
+    return model if model.is_file() else artifact
 
 
 def _limits(request: Request, *, tiny: bool) -> GateConfig:

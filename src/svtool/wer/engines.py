@@ -19,7 +19,7 @@ from svtool.audio import decode_audio
 from svtool.backends import Batch
 from svtool.errors import ArtifactError, SvtoolError
 from svtool.frontend import pad_batch
-from svtool.manifest import manifest_path, read_manifest
+from svtool.manifest import check_digest, manifest_path, read_manifest
 from svtool.recognizer import Options, Recognizer, open_recognizer
 from svtool.utterances import Utterance
 from svtool.wer.sides import Answer, Side
@@ -43,12 +43,14 @@ def open_side(
 ) -> Iterator[Opened]:
     """Open an artifact as a side. For a plan that this machine cannot run its twin runs, and the side says so."""
     manifest = read_manifest(artifact) if manifest_path(artifact).is_file() else {}
+    if artifact.is_file():
+        check_digest(artifact, manifest.get("sha256"))
     runs, executed, note = artifact, True, None
     twin = _twin(artifact, manifest)
     if twin is not None and not runs_here(manifest):
         runs, executed = twin, False
         note = (
-            f"{artifact.name} cannot run here (no CUDA device): its ONNX twin {twin.name} was run; "
+            f"it cannot run here (no CUDA device): its ONNX twin {twin.name} was run; "
             "engine itself not executed"
         )
     recognizer = open_recognizer(runs, device=device, threads=threads)
@@ -87,6 +89,7 @@ def _twin(artifact: Path, manifest: dict[str, Any]) -> Path | None:
     twin = artifact.with_name(str(name))
     if not twin.is_file():
         raise ArtifactError(f"{artifact} names the twin {name}, which is missing: run svtool build-trt again")
+    check_digest(twin, manifest.get("twin_sha256"))
     return twin
 
 

@@ -173,7 +173,10 @@ class _Gate:
             *bucket_checks("language", by_language, options),
         )
         more = more_utterances(whole, options.budget)
-        verdict, reasons = decide(whole, checks, options.budget, more)
+        baseline, candidate = (side.digest for side in self._sides)
+        verdict, reasons = decide(
+            whole, checks, options.budget, more, identical=baseline is not None and baseline == candidate
+        )
         worst_duration = worst_group(by_duration)
         return GateReport(
             verdict=verdict,
