@@ -270,7 +270,7 @@ def test_without_either_library_one_sentence_says_what_to_install(
     assert ".[trt]" in text
     assert "\n" not in text
     assert files(folder) == before
-    with pytest.raises(MissingDependency, match=r"svtool\[trt\]"):
+    with pytest.raises(MissingDependency, match=r"\.\[trt\]"):
         flavor.choose_flavor("classic")
 
 
@@ -462,7 +462,7 @@ def test_auto_prefers_classic_only_where_a_gpu_answers(monkeypatch: pytest.Monke
     assert flavor.choose_flavor() is flavor.RTX
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(
-        ArtifactError, match=r"builds only on a machine with the target GPU.*svtool\[trt-rtx\]"
+        ArtifactError, match=r"builds only on a machine with the target GPU.*\.\[trt-rtx\]"
     ):
         flavor.choose_flavor()
 

@@ -222,3 +222,61 @@ def test_both_backends_cut_long_audio_alike(tiny_model: Path, tmp_path: Path, cl
     ]
     assert entries[0]["segments"] == entries[1]["segments"]
     assert entries[0]["text"] == entries[1]["text"]
+
+
+@pytest.mark.parametrize("target", ["file", "file/inside"])
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    tiny_model: Path, clips: list[Path], tmp_path: Path, target: str
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for arguments in (
+        ["transcribe", str(clips[0]), "-m", str(tiny_model), "-o", str(tmp_path / target)],
+        ["build-trt", str(tiny_model), "-o", str(tmp_path / target / "x.plan")],
+    ):
+        result = runner.invoke(app, arguments)
+        assert result.exit_code == 1, arguments
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert lines(result.stderr)[-1].startswith("error: ")
+        assert "file" in lines(result.stderr)[-1]
+
+
+def test_a_full_disk_under_stdout_is_one_sentence(tiny_model: Path, clips: list[Path]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "svtool", "transcribe", str(clips[0]), "-m", str(tiny_model)],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No space left" in done.stderr
+
+
+def test_a_file_that_ends_early_is_said(tiny_model: Path, clips: list[Path], tmp_path: Path) -> None:
+    cut = tmp_path / "cut.wav"
+    cut.write_bytes(clips[0].read_bytes()[:60_000])
+    result = runner.invoke(app, ["transcribe", str(cut), "-m", str(tiny_model), "-f", "json"])
+    assert result.exit_code == 0
+    assert "ends early" in result.stderr
+    assert any("ends early" in one for one in json.loads(result.stdout)["warnings"])
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "clip.wav"])
+def test_what_is_no_model_is_said_to_be_none(in_folder: Path, name: str) -> None:
+    (in_folder / name).write_bytes(b"something")
+    result = runner.invoke(app, ["transcribe", "a.wav", "-m", name])
+    assert result.exit_code == 1
+    assert f"{name} is no model" in result.stderr
+
+
+def test_sigterm_leaves_no_half_written_folder(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "svtool", "export", "tiny", "-o", str(tmp_path / "out" / "tiny")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out/.*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.glob("out/*")) + list(tmp_path.glob("out/.*")) == []

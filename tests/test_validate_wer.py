@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from svtool.cli import app
+from svtool.manifest import manifest_path
 
 runner = CliRunner()
 LIMIT = "45"
@@ -74,6 +75,7 @@ def damaged(twin: Path, folder: Path, change: Any) -> Path:
     scale = numpy_helper.to_array(tensor)
     tensor.CopyFrom(numpy_helper.from_array(np.asarray(change(scale), dtype=scale.dtype), tensor.name))
     onnx.save(model, folder / twin.name)
+    manifest_path(folder / twin.name).unlink()  # it would give the change away
     return folder / twin.name
 
 
@@ -94,3 +96,34 @@ def test_a_list_without_texts_is_refused(tiny_model: Path, tmp_path: Path) -> No
     code, _, said = gate(tiny_model, tiny_model, "--data", tmp_path / "list.jsonl")
     assert code == 1
     assert "text" in said
+
+
+def test_a_plan_that_was_cut_off_is_never_passed_through_its_twin(
+    tiny_model: Path, tiny_int8: Path, tmp_path: Path
+) -> None:
+    plan = copied(tiny_int8, tmp_path)
+    plan.write_bytes(plan.read_bytes()[:5000])
+    code, _, said = gate(tiny_model, plan, "--limit", LIMIT)
+    assert code == 1
+    assert "int8.plan is not the file its manifest describes" in said
+
+
+def test_a_twin_of_another_build_is_refused(tiny_model: Path, tiny_int8: Path, tmp_path: Path) -> None:
+    plan = copied(tiny_int8, tmp_path)
+    plan.with_suffix(".onnx").write_bytes(tiny_model.read_bytes())
+    code, _, said = gate(tiny_model, plan, "--limit", LIMIT)
+    assert code == 1
+    assert "int8.onnx is not the file its manifest describes" in said
+
+
+def copied(plan: Path, folder: Path) -> Path:
+    for path in plan.parent.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    return folder / plan.name
+
+
+def test_a_few_utterances_cannot_decide(tiny_model: Path, tiny_int8: Path) -> None:
+    code, report, _ = gate(tiny_model, tiny_int8, "--limit", 5)
+    assert (code, report["verdict"]) == (3, "inconclusive")
+    assert "too little data" in report["reasons"][0]
