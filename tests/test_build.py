@@ -461,9 +461,7 @@ def test_auto_prefers_classic_only_where_a_gpu_answers(monkeypatch: pytest.Monke
     devices[0] = 0
     assert flavor.choose_flavor() is flavor.RTX
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    with pytest.raises(
-        ArtifactError, match=r"builds only on a machine with the target GPU.*\.\[trt-rtx\]"
-    ):
+    with pytest.raises(ArtifactError, match=r"builds only on a machine with the target GPU.*\.\[trt-rtx\]"):
         flavor.choose_flavor()
 
 
