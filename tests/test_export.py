@@ -465,6 +465,13 @@ def test_impossible_options(source: Path, tmp_path: Path, options: ExportOptions
         export(str(source), tmp_path / "out", options)
 
 
+def test_files_of_somebody_else_are_not_replaced(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine: true")
+    with pytest.raises(UsageError, match=r"config\.yaml that svtool did not write"):
+        export(str(source), tmp_path)
+    assert (tmp_path / "config.yaml").read_text() == "mine: true"
+
+
 def test_folders_that_must_not_be_written(source: Path, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     with pytest.raises(UsageError, match="holds the checkpoint"):

@@ -132,6 +132,12 @@ def _check_folder(folder: Path, assets: Assets) -> None:
         raise UsageError(
             f"{folder} holds the checkpoint: its config.yaml would be replaced; name another directory with -o"
         )
+    foreign = [name for name in (*interop.FILES, MODEL_NAME) if (folder / name).exists()]
+    if foreign and not manifest_path(folder / MODEL_NAME).is_file():
+        raise UsageError(
+            f"{folder} holds {', '.join(foreign)} that svtool did not write (no {MODEL_NAME}.json beside it): "
+            "name another directory with -o, or move them away"
+        )
 
 
 def _export(
