@@ -22,7 +22,7 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 bench: .venv/.dev
-	$(BIN)/pip install --quiet kaldi-native-fbank
+	$(BIN)/pip install --quiet kaldi-native-fbank asrfront
 	$(BIN)/python benchmarks/frontend.py
 
 interop: .venv/.dev
