@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from svtool.errors import UsageError
@@ -90,6 +90,7 @@ def test_none_keeps_all_but_tags() -> None:
 
 
 @given(st.text(max_size=40))
+@example("ŉ")
 @settings(max_examples=300, deadline=None)
 def test_basic_is_total_and_stable(text: str) -> None:
     once = basic(text)

@@ -66,8 +66,8 @@ def _before_nfkc(char: str) -> str | None:
 
 
 def _after_nfkc(char: str) -> str | None:
-    if char == "'":
-        return char
+    if char in _APOSTROPHES:  # NFKC and case folding bring new ones: ŉ becomes ʼn
+        return "'"
     category = unicodedata.category(char)
     # An unassigned character is most often an emoji newer than this Python, but rare Han is kept.
     if category == "Cn":
