@@ -5,7 +5,6 @@ A source is `tiny` (embedded), a local directory in the official file layout, or
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -292,8 +291,3 @@ def _check_digests(root: Path, source: str, revision: str | None, progress: Prog
         progress.note(
             f"{name} of revision {revision} differs from the first published one (sha256 {found[:12]}…)"
         )
-
-
-def tokens_json(tokens: Tokens) -> str:
-    """`tokens.json` as FunASR's runtimes read it: an array of pieces in id order."""
-    return json.dumps(list(tokens.pieces), ensure_ascii=False)

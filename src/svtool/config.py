@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from svtool.errors import ArtifactError, UsageError
-
-LFR_FRAME_S = 0.06  # one feature frame
+from svtool.frontend import LFR_FRAME_S
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from svtool import graph as graphs
 from svtool import interop
-from svtool.artifacts import ENGINES
+from svtool.artifacts import ENGINES, MODEL_NAME
 from svtool.assets import BPE_NAME, CHECKPOINT_NAME, CMVN_NAME, CONFIG_NAME, Assets, find_assets
 from svtool.backends import Limits
 from svtool.backends.onnxrt import open_session
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from svtool.model import SenseVoice
 
-MODEL_NAME = "model.onnx"
 EXPORTER = "torch.onnx dynamo"
 IR_VERSION = 10  # what ONNX Runtime 1.18 and later read; newer onnx would write a version they refuse
 DEVICES = re.compile(r"cpu|cuda(:\d+)?")

@@ -188,7 +188,7 @@ class Recognizer:
     def _decode_group(self, group: list[_Piece], options: Options) -> list[Hypothesis | SvtoolError]:
         feats = [piece.feats for piece in group]
         languages = [options.language] * len(group)
-        output = self._infer(feats, languages, options.itn)
+        output = self.infer(feats, languages, options.itn)
         results: list[Hypothesis | SvtoolError] = []
         for index in range(len(group)):
             results.append(self._decode_one(output, index))
@@ -213,7 +213,7 @@ class Recognizer:
         if not again:
             return
         chosen = [decode.choose_language(output, index, self.assets.tokens, allowed) for index in again]
-        second = self._infer([feats[index] for index in again], chosen, options.itn)
+        second = self.infer([feats[index] for index in again], chosen, options.itn)
         for row, index in enumerate(again):
             results[index] = self._decode_one(second, row, allow_languages=allowed)
 
@@ -225,7 +225,8 @@ class Recognizer:
         except SvtoolError as error:
             return error
 
-    def _infer(self, features: list[FloatArray], languages: list[str], itn: bool) -> Output:
+    def infer(self, features: list[FloatArray], languages: list[str], itn: bool) -> Output:
+        """Run features [T_i, 560] as one padded batch."""
         feats, lens = pad_batch(features)
         limit = self.backend.limits.max_frames
         if feats.shape[1] > limit:

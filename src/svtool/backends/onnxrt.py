@@ -8,11 +8,11 @@ from typing import Any
 
 from svtool.backends import Batch, Limits, Output, greedy_head
 from svtool.errors import ArtifactError, SvtoolError, UsageError
+from svtool.graph import TAG_IDS_KEY
 
 INPUTS = ("speech", "speech_lengths", "language", "textnorm")
 GREEDY_OUTPUTS = ("token_ids", "token_logprobs", "tag_logits", "encoder_out_lens")
 LOGITS_OUTPUTS = ("ctc_logits", "encoder_out_lens")
-TAG_IDS_KEY = "svtool.tag_ids"
 
 # without VNNI the fused int8 kernels saturate, and the result would depend on the CPU; no GPU makes those errors
 SWITCHES = {"session.x64quantprecision": "1"}

@@ -6,19 +6,16 @@ Knows recognizers and manifests. Knows nothing of scores or verdicts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from svtool.artifacts import runs_here
-from svtool.assets import LANGUAGES, TEXTNORMS
 from svtool.audio import decode_audio
-from svtool.backends import Batch
+from svtool.backends import FloatArray
 from svtool.errors import ArtifactError, SvtoolError
-from svtool.frontend import pad_batch
+from svtool.frontend import LFR_FRAME_S
 from svtool.manifest import check_digest, manifest_path, read_manifest
 from svtool.recognizer import Options, Recognizer, open_recognizer
 from svtool.utterances import Utterance
@@ -112,35 +109,31 @@ class LogitsComparison:
 
     def __call__(self, utterances: Sequence[Utterance]) -> Sqnr:
         running = Sqnr()
-        reference, test = (_logits_recognizer(one) for one in self._sides)
-        for utterance in utterances:
-            try:
-                feats = reference.features(decode_audio(utterance.audio).samples)
-            except SvtoolError:
-                continue  # already counted against both sides as failed
-            if not len(feats):
-                continue
-            batch = self._batch(feats[: int(self._options.max_segment_s / 0.06)])
-            before, after = (one.backend.infer(batch).logits for one in (reference, test))
-            if before is None or after is None:
-                raise SvtoolError(
-                    "logits can only be compared between models that give logits, not greedy engines"
-                )
-            running.add(before, after, batch.feat_lens + 4)
+        with ExitStack() as stack:
+            reference, test = (_logits_recognizer(one, stack) for one in self._sides)
+            for utterance in utterances:
+                try:
+                    feats = reference.features(decode_audio(utterance.audio).samples)
+                except SvtoolError:
+                    continue  # already counted against both sides as failed
+                if len(feats):
+                    self._compare(running, reference, test, feats)
         return running
 
-    def _batch(self, features: Any) -> Batch:
-        feats, lens = pad_batch([features])
-        textnorm = TEXTNORMS["withitn" if self._options.itn else "woitn"]
-        return Batch(
-            feats,
-            lens,
-            np.array([LANGUAGES[self._options.language]], dtype=np.int32),
-            np.array([textnorm], dtype=np.int32),
-        )
+    def _compare(self, running: Sqnr, reference: Recognizer, test: Recognizer, feats: FloatArray) -> None:
+        options = self._options
+        part = [feats[: int(options.max_segment_s / LFR_FRAME_S)]]
+        before, after = (one.infer(part, [options.language], options.itn) for one in (reference, test))
+        if before.logits is None or after.logits is None:
+            raise SvtoolError(
+                "logits can only be compared between models that give logits, not greedy engines"
+            )
+        running.add(before.logits, after.logits, before.logit_lens)
 
 
-def _logits_recognizer(opened: Opened) -> Recognizer:
+def _logits_recognizer(opened: Opened, stack: ExitStack) -> Recognizer:
     if opened.recognizer.artifact == opened.logits_from:
         return opened.recognizer
-    return open_recognizer(opened.logits_from)
+    recognizer = open_recognizer(opened.logits_from)
+    stack.callback(recognizer.close)
+    return recognizer
