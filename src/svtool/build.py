@@ -23,6 +23,7 @@ from svtool.child import Finished, run_child
 from svtool.config import Config, Profile, load_config
 from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.flavor import CLASSIC, Flavor, choose_flavor, compute_capability
+from svtool.frontend import FEATURE_SIZE
 from svtool.parity import INT8_TRUE_FROM
 from svtool.progress import Progress, Silent
 
@@ -203,8 +204,8 @@ def profile_shapes(profile: Profile) -> Shapes:
     """All four inputs. From one frame up, so that any batch fits; tuned for the full one."""
     batch, frames = profile.batch, profile.frames
     shapes: dict[str, list[list[int]]] = {name: [[1], [batch], [batch]] for name in graphs.INPUTS}
-    full = [batch, frames, graphs.FEATURE_SIZE]
-    shapes["speech"] = [[1, 1, graphs.FEATURE_SIZE], full, full]
+    full = [batch, frames, FEATURE_SIZE]
+    shapes["speech"] = [[1, 1, FEATURE_SIZE], full, full]
     return shapes
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from svtool import __version__, manifest
 from svtool import graph as graphs
 from svtool.errors import ArtifactError, UsageError
+from svtool.frontend import FEATURE_SIZE
 from svtool.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -357,10 +358,10 @@ class _Running:
 
     def __call__(self, sample: Sample) -> None:
         feats = sample.feats
-        if feats.ndim != 2 or feats.shape[1] != graphs.FEATURE_SIZE or feats.dtype != np.float32:
+        if feats.ndim != 2 or feats.shape[1] != FEATURE_SIZE or feats.dtype != np.float32:
             raise ArtifactError(
                 f"the utterance {sample.id!r} has features {feats.dtype} {list(feats.shape)}, "
-                f"expected float32 [T, {graphs.FEATURE_SIZE}]"
+                f"expected float32 [T, {FEATURE_SIZE}]"
             )
         import onnxruntime
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from svtool.errors import ArtifactError
+from svtool.frontend import FEATURE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import onnx_ir as ir
 
-FEATURE_SIZE = 560
 LOGITS = "ctc_logits"
 LENGTHS = "encoder_out_lens"
 INPUTS = {

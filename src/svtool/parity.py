@@ -18,6 +18,7 @@ import numpy.typing as npt
 from svtool import graph as graphs
 from svtool.backends.onnxrt import SWITCHES, open_session
 from svtool.errors import ArtifactError
+from svtool.frontend import FEATURE_SIZE
 
 # (time axis, lengths): one frame; ragged with no length equal to the axis; a full batch of two
 SHAPES: tuple[tuple[int, tuple[int, ...]], ...] = ((1, (1,)), (37, (31, 17, 5)), (171, (171, 40)))
@@ -42,7 +43,7 @@ def make_feed(frames: int, lengths: Sequence[int], seed: int = 0) -> dict[str, n
     """Noise features, zero where padded, with mixed languages and text normalisation."""
     rng = np.random.default_rng(seed)
     batch = len(lengths)
-    speech = rng.standard_normal((batch, frames, graphs.FEATURE_SIZE), dtype=np.float32)
+    speech = rng.standard_normal((batch, frames, FEATURE_SIZE), dtype=np.float32)
     for row, length in zip(speech, lengths, strict=True):
         row[length:] = 0
     return {
