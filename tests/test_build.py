@@ -25,7 +25,9 @@ from svtool.build import BuildOptions, build
 from svtool.calibration import calibrate, save_cache
 from svtool.config import Profile
 from svtool.errors import ArtifactError, MissingDependency, UsageError
+from svtool.profiles import activation_bytes, check_profiles, profile_shapes
 from svtool.progress import Silent
+from svtool.source import read_source
 
 SMALL = (Profile(2, 3),)
 
@@ -104,7 +106,7 @@ def test_int8_plan_twin_and_manifests_from_a_list(tmp_path: Path, tiny_assets: A
     assert output.token_ids.shape == (2, 24)
     assert backend.tag_ids == small_graph.TAGS
 
-    source = building.read_source(folder / "model.onnx", "greedy")
+    source = read_source(folder / "model.onnx", "greedy")
     again = building._ranges(source, options, building._Notes(notes))
     assert again.cache == folder / "mine.calibration.json"
     (folder / "mine.jsonl").write_text(json.dumps({"audio": "0.wav", "text": "noise"}), encoding="utf-8")
@@ -188,7 +190,7 @@ def test_int8_without_data_names_the_option(folder: Path) -> None:
 
 
 def test_committed_caches_are_found_by_digest(folder: Path) -> None:
-    source = building.read_source(folder / "model.onnx")
+    source = read_source(folder / "model.onnx")
     building.COMMITTED.mkdir(exist_ok=True)
     (building.COMMITTED / "a-broken.json").write_text("{")
     shutil.copy(folder / "ranges.json", building.COMMITTED / "b-ours.json")
@@ -234,26 +236,31 @@ def test_the_twin_never_replaces_the_model(folder: Path) -> None:
 def test_an_engine_is_no_model(folder: Path) -> None:
     manifest.write_manifest(folder / "model.onnx", {"kind": "engine", "precision": "int8"})
     with pytest.raises(ArtifactError, match=r"is an engine \(int8\)"):
-        building.read_source(folder / "model.onnx")
+        read_source(folder / "model.onnx")
 
 
 @pytest.mark.case("B9")
 def test_memory_is_estimated_and_absurd_profiles_are_refused(folder: Path) -> None:
-    source = building.read_source(folder / "model.onnx")
-    notes = Notes()
+    source = read_source(folder / "model.onnx")
+    said: list[str] = []
+    warned: list[str] = []
     few, many = Profile(8, 30), Profile(256, 240)
-    estimates = building._estimates(source, (few, many), "greedy", building._Notes(notes))
+    estimates = check_profiles(source, (few, many), "greedy", said.append, warned.append)
     assert estimates["256:240"] > 500 * estimates["8:30"]
-    assert any(line.startswith("warning: the profile 256:240 is very large (about ") for line in notes.seen)
-    assert not any("8:30 is very large" in line for line in notes.seen)
-    with pytest.raises(
-        UsageError, match=r"256:1200 means 20000 frames, .* takes 4096: at most 245\.76 seconds"
+    assert [line.split(":")[0] for line in said] == ["profile 8", "profile 256"]
+    assert len(warned) == 1
+    assert warned[0].startswith("the profile 256:240 is very large (about ")
+    for absurd, message in (
+        (Profile(256, 1200), r"256:1200 means 20000 frames, .* takes 4096: at most 245\.76 seconds"),
+        (
+            Profile(10_000_000, 30),
+            r"10000000:30 needs about .* more than any GPU has: choose a smaller batch",
+        ),
     ):
-        building._estimates(source, (Profile(256, 1200),), "greedy", building._Notes(notes))
+        with pytest.raises(UsageError, match=message):
+            check_profiles(source, (few, absurd), "greedy", said.append, warned.append)
     full = replace(source, width=512, units=2048, heads=4, vocabulary=25055)
-    assert (
-        0.5 < building.activation_bytes(full, few, "greedy") / 2**30 < 1.0
-    )  # raw logits alone would be 0.4 GiB
+    assert 0.5 < activation_bytes(full, few, "greedy") / 2**30 < 1.0  # raw logits alone would be 0.4 GiB
 
 
 @pytest.mark.case("P2")
@@ -352,7 +359,7 @@ def job(folder: Path, **changes: Any) -> dict[str, Any]:
     return {
         "graph": str(folder / "model.onnx"),
         "plan": str(folder / "engine.plan"),
-        "profiles": [building.profile_shapes(Profile(2, 3))],
+        "profiles": [profile_shapes(Profile(2, 3))],
         "profile_text": "2:3",
         "workspace_mb": 1,
         "expected": {"QuantizeLinear": 0, "DequantizeLinear": 0},
@@ -408,7 +415,7 @@ def test_a_builder_without_a_result_names_workspace_profile_and_next_step(
 
 @pytest.mark.case("B4")
 def test_profiles_are_checked_before_and_after_the_library_sees_them(tmp_path: Path) -> None:
-    good = building.profile_shapes(Profile(2, 3))
+    good = profile_shapes(Profile(2, 3))
     build_worker.check_shapes(good)
     with pytest.raises(ArtifactError, match="lacks the inputs textnorm"):
         build_worker.check_shapes({name: shape for name, shape in good.items() if name != "textnorm"})

@@ -15,15 +15,17 @@ PACKAGE = ROOT / "src" / "svtool"
 # from the bottom up; a module may import from its own layer's lower neighbours and everything below
 LAYERS = [
     {"errors", "__init__"},
-    {"progress", "config", "manifest", "sniff", "frontend", "timing", "child", "onnxfile"},
+    {"progress", "config", "manifest", "sniff", "intake", "frontend", "timing", "child", "onnxfile"},
     {"audio", "subtitles"},
     {"tiny"},
     {"utterances", "assets", "segment"},
     {"model", "graph", "flavor", "interop"},
     {"backends", "precision", "parity"},
     {"decode", "artifacts", "simplify", "interop"},
+    {"source", "profiles", "layers"},
     {"recognizer"},
     {"calibration", "export", "build", "build_worker", "network", "wer", "serving", "transcribe", "demo"},
+    {"search"},
     {"cli"},
     {"__main__"},
 ]

@@ -15,20 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from svtool import graph as graphs
 from svtool import manifest
-from svtool.build_worker import Shapes
 from svtool.calibration import frontend_settings, load_cache
 from svtool.child import Finished, run_child
 from svtool.config import Config, Profile, load_config
 from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.flavor import CLASSIC, Flavor, choose_flavor, compute_capability
-from svtool.frontend import FEATURE_SIZE
 from svtool.parity import INT8_TRUE_FROM
+from svtool.profiles import check_profiles, megabytes, profile_shapes
 from svtool.progress import Progress, Silent
+from svtool.source import Source, read_source
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from rich.console import RenderableType
 
 PRECISIONS = ("fp16", "int8")
@@ -36,8 +34,6 @@ HEADS = ("greedy", "logits")
 TINY = "tiny"
 TINY_LIST = "tiny:calibration"
 COMMITTED = Path("calibration")  # caches kept in the repository, looked up by digest
-_MAX_FRAMES = 4096
-_LARGE_BYTES = 8 << 30
 _LIBRARIES = ("onnx", "onnx-ir", "onnxruntime-gpu", "onnxruntime", "numpy")
 
 
@@ -85,26 +81,6 @@ class BuildReport:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The model and what a build needs to know of it."""
-
-    path: Path
-    manifest: Mapping[str, Any]
-    digest: str
-    tag_ids: tuple[int, ...]
-    width: int
-    units: int
-    heads: int
-    vocabulary: int
-    parameters: int
-    max_frames: int
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest.get("source", {}).get("name", ""))
-
-
-@dataclass(frozen=True)
 class Ranges:
     """Where int8 ranges come from: a finished cache, or a list to run now."""
 
@@ -137,7 +113,7 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
     source = read_source(path, options.head)
     gc.collect()  # graphs are full of cycles: the weights read for the digest would stay while the children work
     profiles = options.profiles or options.settings.engine.profiles
-    estimates = _estimates(source, profiles, options.head, notes)
+    estimates = check_profiles(source, profiles, options.head, notes.progress.note, notes.warn)
     ranges = _ranges(source, options, notes) if options.precision == "int8" else None
     with _staging(plan.parent) as work:
         prepared = run_child(
@@ -169,59 +145,6 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
     )
 
 
-def read_source(path: Path, head: str = "logits") -> Source:
-    """Check a model against the contract and read its sizes. Raises ArtifactError."""
-    model = graphs.load_model(path)
-    graphs.check_contract(model, path)
-    linears = list(graphs.linears(model))
-    last = next((linear for linear in linears if linear.head), None)
-    if last is None:
-        raise ArtifactError(
-            f"{path}: no linear layer makes {graphs.LOGITS}: make it again with  svtool export"
-        )
-    described = manifest.read_manifest(path) if manifest.manifest_path(path).is_file() else {}
-    if described and described.get("kind") != "model":
-        raise ArtifactError(
-            f"{path} is an engine ({described.get('precision')}): build from the float32 model.onnx"
-        )
-    return Source(
-        path=path,
-        manifest=described,
-        digest=graphs.model_digest(model),
-        tag_ids=_tag_ids(model, path, described, needed=head == "greedy"),
-        width=last.shape[0],
-        units=max(linear.shape[1] for linear in linears if not linear.head),
-        heads=_attention_heads(model),
-        vocabulary=last.shape[1],
-        parameters=sum(
-            value.const_value.size for value in model.graph.initializers.values() if value.const_value
-        ),
-        max_frames=int(described.get("max_frames", _MAX_FRAMES)),
-    )
-
-
-def profile_shapes(profile: Profile) -> Shapes:
-    """All four inputs. From one frame up, so that any batch fits; tuned for the full one."""
-    batch, frames = profile.batch, profile.frames
-    shapes: dict[str, list[list[int]]] = {name: [[1], [batch], [batch]] for name in graphs.INPUTS}
-    full = [batch, frames, FEATURE_SIZE]
-    shapes["speech"] = [[1, 1, FEATURE_SIZE], full, full]
-    return shapes
-
-
-def activation_bytes(source: Source, profile: Profile, head: str) -> int:
-    """About what one execution context needs on the device at the profile's largest batch."""
-    frames = profile.frames + 4
-    rows = profile.batch * frames
-    stream = rows * source.width * (4 + 2)  # residual in float32 and its fp16 copy
-    attention = rows * (3 * source.width * 2 + source.heads * frames * (4 + 2))  # q, k, v; scores twice
-    inner = rows * source.units * 2 * 2
-    # the logits are computed in fp16 and read by the head in float32
-    logits = rows * source.vocabulary * (2 + 4)
-    results = rows * source.vocabulary * 4 if head == "logits" else rows * 8
-    return stream + max(attention, inner, logits) + results
-
-
 def render(report: BuildReport) -> RenderableType:
     from rich.table import Table
 
@@ -230,11 +153,14 @@ def render(report: BuildReport) -> RenderableType:
     table.add_column()
     sqnr = report.parity["sqnr_db"]
     rows = [
-        ("plan", f"{report.plan} ({_mb(report.plan_bytes)}, {report.library} {report.library_version})"),
-        ("twin", f"{report.twin} ({_mb(report.twin_bytes)}, ONNX, logits head)"),
+        (
+            "plan",
+            f"{report.plan} ({megabytes(report.plan_bytes)}, {report.library} {report.library_version})",
+        ),
+        ("twin", f"{report.twin} ({megabytes(report.twin_bytes)}, ONNX, logits head)"),
         (
             "profiles",
-            ", ".join(f"{name} (about {_mb(size)})" for name, size in report.estimated_bytes.items()),
+            ", ".join(f"{name} (about {megabytes(size)})" for name, size in report.estimated_bytes.items()),
         ),
         ("int8 layers", str(report.quantized_layers)),
         ("calibration", report.calibration or "none needed"),
@@ -244,7 +170,10 @@ def render(report: BuildReport) -> RenderableType:
             "not speech: validate-wer measures that)",
         ),
         ("time", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())),
-        ("peak memory", ", ".join(f"{name} {_mb(size)}" for name, size in report.peak_rss_bytes.items())),
+        (
+            "peak memory",
+            ", ".join(f"{name} {megabytes(size)}" for name, size in report.peak_rss_bytes.items()),
+        ),
         ("run on a GPU", "not yet"),
     ]
     for name, value in rows:
@@ -270,41 +199,6 @@ def _outputs(path: Path, options: BuildOptions) -> tuple[Path, Path]:
             "--data and --calibration exclude each other: a cache already holds the ranges of a list"
         )
     return plan, twin
-
-
-def _tag_ids(model: ir.Model, path: Path, described: Mapping[str, Any], *, needed: bool) -> tuple[int, ...]:
-    ids = described.get("tag_ids") or graphs.tag_ids(model) or ()
-    if needed and not ids:
-        raise ArtifactError(
-            f"{path} does not say which ids are tags (no manifest, no metadata {graphs.TAG_IDS_KEY}): "
-            f"make it again with  svtool export -o {path.parent}  or build with  --head logits"
-        )
-    return tuple(int(tag) for tag in ids)
-
-
-def _attention_heads(model: ir.Model) -> int:
-    for node in model.graph:
-        shape = node.inputs[0].shape if node.op_type == "Softmax" and node.inputs[0] is not None else None
-        if shape is not None and len(shape) == 4 and isinstance(shape[1], int):
-            return shape[1]
-    return 4
-
-
-def _estimates(source: Source, profiles: tuple[Profile, ...], head: str, notes: _Notes) -> dict[str, int]:
-    for profile in profiles:
-        if profile.frames > source.max_frames:
-            raise UsageError(
-                f"the profile {profile} means {profile.frames} frames, {source.path} takes {source.max_frames}: "
-                f"at most {source.max_frames * 0.06:g} seconds"
-            )
-    estimates = {str(profile): activation_bytes(source, profile, head) for profile in profiles}
-    for name, size in estimates.items():
-        notes.progress.note(f"profile {name}: about {_mb(size)} of GPU memory per execution context")
-        if size > _LARGE_BYTES:
-            notes.warn(
-                f"the profile {name} is very large (about {_mb(size)}): batches of long audio grow with T squared"
-            )
-    return estimates
 
 
 def _ranges(source: Source, options: BuildOptions, notes: _Notes) -> Ranges:
@@ -410,7 +304,7 @@ def _build_engine(
     estimate_s = _build_seconds(source, len(profiles))
     memory = (600 << 20) + int(4.5 * prepared.value["graph_bytes"])
     notes.progress.note(
-        f"building with {flavor.title}: about {estimate_s:.0f} s and {_mb(memory)} of host memory"
+        f"building with {flavor.title}: about {estimate_s:.0f} s and {megabytes(memory)} of host memory"
     )
     text = ", ".join(str(profile) for profile in profiles)
     payload = {
@@ -540,7 +434,3 @@ def _publish(
             path.unlink(missing_ok=True)
             manifest.manifest_path(path).unlink(missing_ok=True)
         raise
-
-
-def _mb(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -7,7 +7,7 @@ Payloads and results are plain JSON values. Knows nothing of manifests or where 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,11 @@ from svtool import calibration, parity, precision
 from svtool import graph as graphs
 from svtool.errors import ArtifactError
 from svtool.flavor import FLAVORS, Flavor, import_flavor, version
+from svtool.profiles import Shapes
 from svtool.progress import Progress
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-Shapes = Mapping[str, Sequence[Sequence[int]]]  # input -> [min, opt, max]
 
 FP16_MIN_SQNR_DB = 30.0  # measured 60 dB and more; below this a pass has broken something
 INT8_MIN_SQNR_DB = 3.0  # far below any useful engine: catches ranges of another scale

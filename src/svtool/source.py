@@ -1,0 +1,89 @@
+"""The model an engine is built from: checked against the contract, its sizes read once.
+
+Knows the graph and its manifest. Knows nothing of precision, profiles or TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from svtool import graph as graphs
+from svtool import manifest
+from svtool.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_MAX_FRAMES = 4096
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model and what a build needs to know of it."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    digest: str
+    tag_ids: tuple[int, ...]
+    width: int
+    units: int
+    heads: int
+    vocabulary: int
+    parameters: int
+    max_frames: int
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest.get("source", {}).get("name", ""))
+
+
+def read_source(path: Path, head: str = "logits") -> Source:
+    """Check a model against the contract and read its sizes. Raises ArtifactError."""
+    model = graphs.load_model(path)
+    graphs.check_contract(model, path)
+    linears = list(graphs.linears(model))
+    last = next((linear for linear in linears if linear.head), None)
+    if last is None:
+        raise ArtifactError(
+            f"{path}: no linear layer makes {graphs.LOGITS}: make it again with  svtool export"
+        )
+    described = manifest.read_manifest(path) if manifest.manifest_path(path).is_file() else {}
+    if described and described.get("kind") != "model":
+        raise ArtifactError(
+            f"{path} is an engine ({described.get('precision')}): build from the float32 model.onnx"
+        )
+    return Source(
+        path=path,
+        manifest=described,
+        digest=graphs.model_digest(model),
+        tag_ids=_tag_ids(model, path, described, needed=head == "greedy"),
+        width=last.shape[0],
+        units=max(linear.shape[1] for linear in linears if not linear.head),
+        heads=_attention_heads(model),
+        vocabulary=last.shape[1],
+        parameters=sum(
+            value.const_value.size for value in model.graph.initializers.values() if value.const_value
+        ),
+        max_frames=int(described.get("max_frames", _MAX_FRAMES)),
+    )
+
+
+def _tag_ids(model: ir.Model, path: Path, described: Mapping[str, Any], *, needed: bool) -> tuple[int, ...]:
+    ids = described.get("tag_ids") or graphs.tag_ids(model) or ()
+    if needed and not ids:
+        raise ArtifactError(
+            f"{path} does not say which ids are tags (no manifest, no metadata {graphs.TAG_IDS_KEY}): "
+            f"make it again with  svtool export -o {path.parent}  or build with  --head logits"
+        )
+    return tuple(int(tag) for tag in ids)
+
+
+def _attention_heads(model: ir.Model) -> int:
+    for node in model.graph:
+        shape = node.inputs[0].shape if node.op_type == "Softmax" and node.inputs[0] is not None else None
+        if shape is not None and len(shape) == 4 and isinstance(shape[1], int):
+            return shape[1]
+    return 4
