@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "svtool"
 LAYERS = [
     {"errors", "__init__"},
     {"progress", "config", "manifest", "sniff", "intake", "frontend", "timing", "child", "onnxfile"},
-    {"audio", "subtitles"},
+    {"audio", "subtitles", "sqnr"},
     {"tiny"},
     {"utterances", "assets", "segment"},
     {"model", "graph", "flavor", "interop"},

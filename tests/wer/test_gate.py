@@ -10,10 +10,10 @@ from wer_doubles import side, utterance, utterances
 
 from svtool.decode import Hypothesis
 from svtool.errors import SvtoolError, UsageError
+from svtool.sqnr import Sqnr
 from svtool.utterances import Utterance
 from svtool.wer.checks import ENOUGH_UTTERANCES
 from svtool.wer.gate import Answer, GateOptions, GateReport, Side, cpu_flags, validate
-from svtool.wer.sqnr import Sqnr
 
 TEXT = "one two three four five six seven eight nine ten"
 ONE_WRONG = "one two three four five six seven eight nine tin"

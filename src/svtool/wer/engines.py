@@ -18,9 +18,9 @@ from svtool.errors import ArtifactError, SvtoolError
 from svtool.frontend import LFR_FRAME_S
 from svtool.manifest import check_digest, manifest_path, read_manifest
 from svtool.recognizer import Options, Recognizer, open_recognizer
+from svtool.sqnr import Sqnr
 from svtool.utterances import Utterance
 from svtool.wer.sides import Answer, Side
-from svtool.wer.sqnr import Sqnr
 
 _FRONTEND = "80 mel, 25/10 ms Hamming, LFR 7/6, CMVN"
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from svtool.errors import SvtoolError, UsageError
 from svtool.progress import Progress, Silent
+from svtool.sqnr import Sqnr
 from svtool.wer.checks import (
     AloneCheck,
     Check,
@@ -56,7 +57,6 @@ from svtool.wer.sides import (
     require_same_conditions,
     tag_agreement,
 )
-from svtool.wer.sqnr import Sqnr
 
 if TYPE_CHECKING:
     from svtool.utterances import Utterance

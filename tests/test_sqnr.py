@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from svtool.wer.sqnr import Sqnr, sqnr_db
+from svtool.sqnr import Sqnr, sqnr_db
 
 
 def test_known_values() -> None:
