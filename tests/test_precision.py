@@ -1,39 +1,20 @@
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import small_graph
+from graph_runs import as_bytes, linear_ranges, run, sqnr_db
 from svtool import graph as graphs
-from svtool import parity, precision
+from svtool import parity, precision, quantize
 from svtool.backends import greedy_head
-from svtool.errors import ArtifactError, UsageError
-
-Arrays = list[np.ndarray[Any, Any]]
-
-
-def as_bytes(model: ir.Model) -> bytes:
-    return ir.to_proto(model).SerializeToString(deterministic=True)
-
-
-def run(model: ir.Model, feed: dict[str, Any]) -> Arrays:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(as_bytes(model), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feed)
-
-
-def sqnr_db(reference: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
-    return float(10 * np.log10(np.square(reference).sum() / np.square(reference - found).sum()))
+from svtool.errors import ArtifactError
 
 
 def node_types(model: ir.Model, op: str, index: int = 0) -> set[str]:
@@ -48,20 +29,12 @@ def model() -> ir.Model:
 
 @pytest.fixture(scope="module")
 def ranges(model: ir.Model) -> dict[str, float]:
-    """A clipping point for every linear input: the largest value on noise, and some room."""
-    values = {str(output.name): output for node in model.graph for output in node.outputs}
-    probed = model.clone()
-    names = [linear.source for linear in graphs.linears(model)]
-    inside = {str(output.name): output for node in probed.graph for output in node.outputs}
-    probed.graph.outputs[:] = [inside[name] for name in names]
-    assert set(names) <= set(values)
-    outputs = run(probed, parity.make_feed(60, (60, 60)))
-    return {name: 1.1 * float(np.abs(array).max()) for name, array in zip(names, outputs, strict=True)}
+    return linear_ranges(model)
 
 
 @pytest.fixture(scope="module")
 def int8(model: ir.Model, ranges: dict[str, float]) -> ir.Model:
-    return precision.to_int8(precision.to_fp16(model), ranges)
+    return quantize.to_int8(precision.to_fp16(model), ranges)
 
 
 @pytest.mark.case("Q17")
@@ -168,7 +141,7 @@ def test_passes_are_deterministic_and_leave_their_argument_alone(
     for _ in range(2):
         half = precision.to_fp16(model)
         kept = as_bytes(half)
-        quantized = precision.to_int8(half, ranges)
+        quantized = quantize.to_int8(half, ranges)
         greedy = precision.add_greedy_head(quantized, small_graph.TAGS)
         assert as_bytes(half) == kept
         results.append([kept, as_bytes(quantized), as_bytes(greedy)])
@@ -180,100 +153,11 @@ def test_second_application_is_refused(model: ir.Model, int8: ir.Model, ranges: 
     with pytest.raises(ArtifactError, match="FLOAT16 already"):
         precision.to_fp16(precision.to_fp16(model))
     with pytest.raises(ArtifactError, match="quantized already"):
-        precision.to_int8(int8, ranges)
+        quantize.to_int8(int8, ranges)
     with pytest.raises(ArtifactError, match="quantized already"):
         precision.to_fp16(int8)
     with pytest.raises(ArtifactError, match="no ctc_logits"):
         precision.add_greedy_head(precision.add_greedy_head(model, [1]), [1])
-
-
-@pytest.mark.case("Q15")
-def test_int8_touches_linear_layers_only(model: ir.Model, int8: ir.Model) -> None:
-    ops = Counter(node.op_type for node in int8.graph)
-    layers = [linear for linear in graphs.linears(model) if not linear.head]
-    assert ops["QuantizeLinear"] == len(layers) == 12
-    assert ops["DequantizeLinear"] == 2 * len(layers)
-    weights = [name for name, value in int8.graph.initializers.items() if value.dtype is ir.DataType.INT8]
-    assert sum(name.endswith("/int8") for name in weights) == len(layers)
-    assert int8.opset_imports[""] == 19
-    for node in int8.graph:
-        if node.op_type == "QuantizeLinear":
-            users = {use.node.op_type for use in node.outputs[0].uses()}
-            targets = {use.node.op_type for use in graphs.users(node.outputs[0])[0].outputs[0].uses()}
-            assert (users, targets) == ({"DequantizeLinear"}, {"MatMul"})
-    reached = graphs.after_linears(precision.to_fp16(model))
-    assert not any("mask" in str(node.name) for node in int8.graph if "QuantizeLinear" in node.op_type)
-    assert reached
-
-
-def test_int8_weights_are_per_column_and_close(model: ir.Model, int8: ir.Model) -> None:
-    layer = next(graphs.linears(model))
-    weight = layer.node.inputs[1]
-    assert weight is not None
-    original = weight.const_value.numpy()  # type: ignore[union-attr]
-    stored = int8.graph.initializers
-    whole = stored[f"{weight.name}/int8"].const_value.numpy()  # type: ignore[union-attr]
-    steps = stored[f"{weight.name}/scales"].const_value.numpy().astype(np.float32)  # type: ignore[union-attr]
-    assert steps.shape == (original.shape[1],)
-    assert np.abs(whole.astype(int)).max() <= 127
-    assert (np.abs(whole * steps - original) <= 0.51 * steps + 1e-3 * np.abs(original)).all()
-
-
-def shared_input_model() -> ir.Model:
-    """Two linears that read one activation; one weight column is all zeros."""
-    kernel = np.eye(3, 4, dtype=np.float32)  # the last column is zero
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("MatMul", ["r", "a"], ["p"])]
-    nodes += [helper.make_node("MatMul", ["r", "b"], ["q"]), helper.make_node("Add", ["p", "q"], ["y"])]
-    info = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
-        for name, size in (("x", 3), ("y", 4))
-    ]
-    weights = [numpy_helper.from_array(kernel, name) for name in "ab"]
-    graph = helper.make_graph(nodes, "shared", info[:1], info[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
-
-
-def test_one_quantizer_serves_all_readers_and_zero_columns_stay_zero() -> None:
-    quantized = precision.to_int8(shared_input_model(), {"r": 2.0})
-    assert Counter(node.op_type for node in quantized.graph)["QuantizeLinear"] == 1
-    found = run(quantized, {"x": np.array([[1, -1, 2]], np.float32)})[0]
-    np.testing.assert_allclose(found, [[2, 0, 4, 0]], atol=0.03)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
-def test_unusable_ranges_are_refused_by_name(model: ir.Model, ranges: dict[str, float], bad: float) -> None:
-    name = list(ranges)[3]
-    with pytest.raises(ArtifactError, match=f"'{name}', the input of encoder.encoders0.0.feed_forward.w_2"):
-        precision.to_int8(model, ranges | {name: bad})
-
-
-def test_a_missing_range_names_the_layer(model: ir.Model, ranges: dict[str, float]) -> None:
-    short = {name: value for name, value in ranges.items() if "tp_encoders" not in name}
-    with pytest.raises(ArtifactError, match=r"no range for .* the input of encoder\.tp_encoders\.0"):
-        precision.to_int8(model, short)
-
-
-def test_a_scale_that_fp16_rounds_to_zero_is_refused(model: ir.Model, ranges: dict[str, float]) -> None:
-    half = precision.to_fp16(model)
-    with pytest.raises(ArtifactError, match="not a usable float16"):
-        precision.to_int8(half, ranges | {next(iter(ranges)): 1e-9})
-
-
-def test_layers_can_be_excluded_by_pattern(model: ir.Model, ranges: dict[str, float]) -> None:
-    names = [linear.name for linear in precision.quantized_linears(model, ["*.linear_out", "encoder.tp_*"])]
-    assert len(names) == 6
-    quantized = precision.to_int8(model, ranges, exclude=["*.linear_out", "encoder.tp_*"])
-    assert Counter(node.op_type for node in quantized.graph)["QuantizeLinear"] == 6
-    with pytest.raises(UsageError, match=r"'\*\.w_3' matches no layer"):
-        precision.to_int8(model, ranges, exclude=["*.w_3"])
-
-
-def test_old_opsets_are_refused_with_the_next_command(ranges: dict[str, float]) -> None:
-    model = ir.from_proto(small_graph.make())
-    model.opset_imports[""] = 16
-    with pytest.raises(ArtifactError, match="svtool export --opset 18"):
-        precision.to_int8(model, ranges)
 
 
 def test_greedy_head_equals_numpy(model: ir.Model) -> None:
@@ -337,7 +221,7 @@ def test_dynamically_quantized_models_are_refused(tmp_path: Path, ranges: dict[s
     with pytest.raises(ArtifactError, match=r"DynamicQuantizeLinear.*svtool export.*svtool build-trt"):
         graphs.check_contract(graphs.load_model(path), path)
     with pytest.raises(ArtifactError, match="DynamicQuantizeLinear"):
-        precision.to_int8(ir.from_proto(proto), ranges)
+        quantize.to_int8(ir.from_proto(proto), ranges)
 
 
 def test_foreign_graphs_are_refused(tmp_path: Path) -> None:

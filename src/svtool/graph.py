@@ -65,7 +65,7 @@ class Linear:
     @property
     def kind(self) -> str:
         """Last part of the name: `linear_q_k_v`, `linear_out`, `w_1`, `w_2`, `ctc_lo`."""
-        return self.name.rsplit(".", 1)[-1]
+        return self.name.split("@")[0].rsplit(".", 1)[-1]
 
 
 def load_model(path: Path) -> ir.Model:
@@ -180,7 +180,7 @@ def linears(model: ir.Model) -> Iterator[Linear]:
             name = f"{name}@{node.name}"
         seen.add(name)
         last = (bias or node).outputs[0]
-        rows, columns = (int(size) for size in weight.const_value.numpy().shape)
+        rows, columns = (int(size) for size in weight.const_value.shape.numpy())
         first = node.inputs[0]
         assert first is not None
         yield Linear(name, source_name(first), (rows, columns), node, bias, leads_to_logits(last))
