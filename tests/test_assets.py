@@ -85,6 +85,53 @@ def test_damaged_files_are_named(folder: Path, name: str, content: bytes) -> Non
         assets.find_assets(str(folder))
 
 
+def test_an_exported_source_a_file_and_a_missing_one_are_told_apart(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.yaml is a file, not a directory: .* the one it is in \("):
+        assets.find_assets(str(folder / assets.CONFIG_NAME))
+    with pytest.raises(UsageError, match="is no directory and no known model"):
+        assets.find_assets(str(folder / "nothing"))
+
+
+def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(["one two three", "four five six"] * 20),
+        model_prefix=str(folder / "other"),
+        vocab_size=22,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (folder / "other.model").replace(folder / assets.BPE_NAME)
+    with pytest.raises(ArtifactError, match="tokenizer of another model"):
+        assets.find_assets(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (assets.CONFIG_NAME, b"model: a\nencoder: b: c\n", "is broken at line 2, column 11"),
+        (assets.CONFIG_NAME, b"- a\n", "holds no settings"),
+        (assets.CMVN_NAME, b"hello", "no <AddShift> and no <Rescale>"),
+        (
+            assets.CMVN_NAME,
+            b"<AddShift> 560 560\n<LearnRateCoef> 0 [ 1 2 3 ]\n",
+            "line 2 (3 values, expected 560",
+        ),
+        (assets.BPE_NAME, b"hello", "is a text file ('hello')"),
+        (assets.BPE_NAME, b"\x00\xff\xfe\x01" * 50, "no SentencePiece model"),
+    ],
+)
+def test_damage_is_placed_and_a_next_step_named(folder: Path, name: str, content: bytes, said: str) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(ArtifactError) as caught:
+        assets.find_assets(str(folder))
+    assert str(folder / name) in str(caught.value)
+    assert said in str(caught.value)
+    assert "copy or download it again" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "x"])
 def test_a_cmvn_value_that_is_no_number_is_refused(folder: Path, value: str) -> None:
     path = folder / assets.CMVN_NAME
@@ -93,7 +140,7 @@ def test_a_cmvn_value_that_is_no_number_is_refused(folder: Path, value: str) -> 
     cells[10] = value
     lines[4] = " ".join(cells)
     path.write_text("\n".join(lines))
-    with pytest.raises(ArtifactError, match=r"am\.mvn"):
+    with pytest.raises(ArtifactError, match=rf"am\.mvn is broken at line 5, value 8 \('{value}'"):
         assets.find_assets(str(folder))
 
 

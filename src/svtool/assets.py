@@ -18,7 +18,8 @@ import numpy as np
 
 from svtool import tiny
 from svtool.errors import ArtifactError, SvtoolError, UsageError
-from svtool.frontend import FEATURE_SIZE, Cmvn
+from svtool.frontend import FEATURE_SIZE, Cmvn, FloatArray
+from svtool.intake import AGAIN, read_text, read_yaml, stranger
 from svtool.manifest import sha256_file
 from svtool.progress import Progress, Silent
 
@@ -28,6 +29,7 @@ CONFIGURATION_NAME = "configuration.json"
 CMVN_NAME = "am.mvn"
 BPE_NAME = "chn_jpn_yue_eng_ko_spectok.bpe.model"
 
+QUERIES = 4  # language, emotion, event, text normalisation: positions in front of the audio
 # query rows of the model's 16-row table, and the aliases people really type
 LANGUAGES = {"auto": 0, "zh": 3, "en": 4, "yue": 7, "ja": 11, "ko": 12, "nospeech": 13}
 TEXTNORMS = {"withitn": 14, "woitn": 15}
@@ -54,6 +56,9 @@ OFFICIAL_SHA256 = {
 _HUB_FILES = (CHECKPOINT_NAME, CONFIG_NAME, CONFIGURATION_NAME, CMVN_NAME, BPE_NAME)
 
 
+_CMVN_PARTS = ("<AddShift>", "<Rescale>")
+
+
 class Tokens:
     """The vocabulary: pieces, tags, and ids to text. Blank is id 0."""
 
@@ -62,11 +67,13 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         import sentencepiece
 
+        if found := stranger(path):
+            raise ArtifactError(f"{path} {found}")
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.Load(str(path))
         except (OSError, RuntimeError) as error:
-            raise ArtifactError(f"{path} is not a SentencePiece model") from error
+            raise ArtifactError(f"{path} is no SentencePiece model, or a damaged one: {AGAIN}") from error
         size = self._processor.GetPieceSize()
         self.pieces: tuple[str, ...] = tuple(self._processor.IdToPiece(index) for index in range(size))
         self.tag_ids = tuple(index for index, piece in enumerate(self.pieces) if _TAG.fullmatch(piece))
@@ -129,6 +136,17 @@ class Assets:
     def file(self, name: str) -> Path:
         return self.root / name
 
+    def without_checkpoint(self) -> str:
+        """What to say when there is no checkpoint."""
+        if self.file(CHECKPOINT_NAME).is_dir():
+            return f"{self.file(CHECKPOINT_NAME)} is a folder, not the file that torch.save writes: {AGAIN}"
+        if self.file("model.onnx").is_file():
+            return (
+                f"{self.root} has no {CHECKPOINT_NAME}: it is exported already; build an engine with  "
+                f"svtool build-trt {self.root}"
+            )
+        return f"{self.root} has no {CHECKPOINT_NAME}: put the checkpoint there, or name another source"
+
 
 def find_assets(
     source: str | Path, *, revision: str | None = None, progress: Progress | None = None
@@ -145,7 +163,9 @@ def find_assets(
     root = Path(source)
     if not root.is_dir():
         known = ", ".join(["tiny", *HUB_MODELS])
-        raise UsageError(f"{source} is no directory and no known model: name a directory, or one of {known}")
+        what = "is a file, not a directory" if root.exists() else "is no directory and no known model"
+        beside = f", such as the one it is in ({root.parent})" if root.is_file() else ""
+        raise UsageError(f"{source} {what}: name a directory{beside}, or one of {known}")
     return read_assets(root, name=root.resolve().name)
 
 
@@ -153,20 +173,24 @@ def read_assets(root: Path, *, name: str, revision: str | None = None) -> Assets
     """Read a directory in the official layout. The checkpoint may be absent (an exported directory)."""
     missing = [one for one in (CONFIG_NAME, CMVN_NAME, BPE_NAME) if not (root / one).is_file()]
     if missing:
-        raise ArtifactError(f"{root} is no SenseVoice directory: it lacks {', '.join(missing)}")
+        raise ArtifactError(
+            f"{root} is no SenseVoice directory: it lacks {', '.join(missing)}; copy the whole release into it, or "
+            f"have it downloaded with  svtool export iic/SenseVoiceSmall"
+        )
     config = _read_config(root / CONFIG_NAME)
-    return Assets(root, name, revision, config, read_cmvn(root / CMVN_NAME), Tokens(root / BPE_NAME))
+    cmvn, tokens = read_cmvn(root / CMVN_NAME), Tokens(root / BPE_NAME)
+    if not tokens.language_ids:
+        raise ArtifactError(
+            f"{root / BPE_NAME} is the tokenizer of another model: it has no <|zh|>, <|en|>, ...; take the one of "
+            "the checkpoint's release"
+        )
+    return Assets(root, name, revision, config, cmvn, tokens)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    config = read_yaml(path, f"repair it there, or {AGAIN}")
     if not isinstance(config, dict):
-        raise ArtifactError(f"{path} holds no settings")
+        raise ArtifactError(f"{path} holds no settings (names with values): {AGAIN}")
     wanted = {
         ("model",): "SenseVoiceSmall",
         ("encoder",): "SenseVoiceEncoderSmall",
@@ -186,7 +210,7 @@ def _read_config(path: Path) -> dict[str, Any]:
                 "svtool handles no other model family"
             )
     if not isinstance(config.get("encoder_conf"), dict):
-        raise ArtifactError(f"{path} has no encoder_conf section")
+        raise ArtifactError(f"{path} has no encoder_conf section: take it from the release of the checkpoint")
     return config
 
 
@@ -198,22 +222,34 @@ def _look_up(config: Any, keys: tuple[str, ...]) -> Any:
 
 def read_cmvn(path: Path) -> Cmvn:
     """Shift and scale f32 [560] from a Kaldi-nnet text file (`am.mvn`)."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found: dict[str, Any] = {}
-    for head, line in pairwise(lines):
+    lines = read_text(path, AGAIN).splitlines()
+    found: dict[str, FloatArray] = {}
+    for number, (head, line) in enumerate(pairwise(lines), start=2):
         kind = head.split(maxsplit=1)[0] if head.strip() else ""
-        if kind in ("<AddShift>", "<Rescale>"):
-            # `<LearnRateCoef> 0 [ v1 ... v560 ]`
-            try:
-                found[kind] = np.array(line.split()[3:-1], dtype=np.float64).astype(np.float32)
-            except ValueError as error:
-                raise ArtifactError(f"{path} holds a value that is no number after {kind}") from error
-    sizes = {kind: len(found.get(kind, ())) for kind in ("<AddShift>", "<Rescale>")}
-    if set(sizes.values()) != {FEATURE_SIZE} or not all(
-        np.isfinite(values).all() for values in found.values()
-    ):
-        raise ArtifactError(f"{path} is no CMVN of {FEATURE_SIZE} finite values: found {sizes}")
+        if kind in _CMVN_PARTS:
+            found[kind] = _cmvn_values(line, f"{path} is broken at line {number}")
+    absent = [kind for kind in _CMVN_PARTS if kind not in found]
+    if absent:
+        raise ArtifactError(f"{path} is no CMVN file: it has no {' and no '.join(absent)} part; {AGAIN}")
     return Cmvn(shift=found["<AddShift>"], scale=found["<Rescale>"])
+
+
+def _cmvn_values(line: str, where: str) -> FloatArray:
+    """The 560 values of `<LearnRateCoef> 0 [ v1 ... v560 ]`."""
+    cells = line.split()[3:-1]
+    if len(cells) != FEATURE_SIZE or not line.rstrip().endswith("]"):
+        raise ArtifactError(
+            f"{where} ({len(cells)} values, expected {FEATURE_SIZE}, and a closing ]): {AGAIN}"
+        )
+    values = np.empty(FEATURE_SIZE, dtype=np.float32)
+    for index, cell in enumerate(cells):
+        try:
+            values[index] = float(cell)
+        except ValueError:
+            values[index] = np.nan
+        if not np.isfinite(values[index]):
+            raise ArtifactError(f"{where}, value {index + 1} ({cell!r} is no finite number): {AGAIN}")
+    return values
 
 
 def parse_language(value: str) -> str:

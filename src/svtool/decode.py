@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from svtool.backends import QUERIES, FloatArray, IntArray, Output
+from svtool.assets import QUERIES
+from svtool.backends import FloatArray, IntArray, Output
 from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.timing import Segment, Span, Word, group_words, time_words
 

@@ -100,9 +100,7 @@ def export(
     _check_options(options)
     assets = find_assets(source, revision=options.revision, progress=progress)
     if assets.checkpoint is None:
-        raise ArtifactError(
-            f"{assets.root} has no {CHECKPOINT_NAME}: put the checkpoint there or name another source"
-        )
+        raise ArtifactError(assets.without_checkpoint())
     folder = out or ENGINES / assets.name
     _check_folder(folder, assets)
     target = folder / MODEL_NAME

@@ -21,6 +21,7 @@ from svtool.assets import (
 )
 from svtool.errors import ArtifactError
 from svtool.frontend import Cmvn, FloatArray
+from svtool.intake import read_json
 
 TOKENS_TXT, TOKENS_JSON = "tokens.txt", "tokens.json"
 FILES = (CONFIG_NAME, CONFIGURATION_NAME, CMVN_NAME, BPE_NAME, TOKENS_TXT, TOKENS_JSON)
@@ -63,14 +64,10 @@ def metadata(vocab_size: int, cmvn: Cmvn) -> dict[str, str]:
 def _configuration(assets: Assets) -> dict[str, Any]:
     path = assets.file(CONFIGURATION_NAME)
     if path.is_file():
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ArtifactError(
-                f"{path} is not JSON ({error}): repair it, or delete it to have one made"
-            ) from error
+        remedy = "repair it, or delete it to have one made"
+        found = read_json(path, remedy)
         if not isinstance(found, dict):
-            raise ArtifactError(f"{path} holds no settings: repair it, or delete it to have one made")
+            raise ArtifactError(f"{path} holds no settings (names with values): {remedy}")
         return found
     paths = {"tokenizer_conf": {"bpemodel": BPE_NAME}, "frontend_conf": {"cmvn_file": CMVN_NAME}}
     return {"task": "auto-speech-recognition", "file_path_metas": {"config": CONFIG_NAME, **paths}}

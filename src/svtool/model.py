@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from svtool.assets import BPE_NAME, CONFIG_NAME, QUERIES
 from svtool.errors import ArtifactError
+from svtool.intake import AGAIN, begins_as_zip, stranger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from svtool.assets import Assets
 
 QUERY_ROWS = 16  # rows of the query table; see assets.LANGUAGES and assets.TEXTNORMS for their use
-QUERIES = 4  # language, emotion, event, text normalisation: positions in front of the audio
 _EMOTION_EVENT_ROWS = (1, 2)
 # what the code below is; a config that says otherwise would load and give garbage
 _FORM = {
@@ -60,8 +63,9 @@ class ModelConfig:
             if encoder.get(key, value) != value:
                 raise ArtifactError(
                     f"{assets.root / 'config.yaml'} is not SenseVoice Small: encoder_conf.{key} is {encoder[key]!r}, "
-                    f"expected {value!r}"
+                    f"expected {value!r}; svtool handles no other model family"
                 )
+        remedy = "take it from the release of the checkpoint"
         try:
             config = cls(
                 vocab_size=len(assets.tokens.pieces),
@@ -75,17 +79,19 @@ class ModelConfig:
                 sanm_shift=int(encoder.get("sanm_shfit", 0)),
             )
         except KeyError as error:
-            raise ArtifactError(f"{assets.root / 'config.yaml'} has no {error.args[0]!r} entry") from error
+            raise ArtifactError(
+                f"{assets.root / 'config.yaml'} has no {error.args[0]!r} entry: {remedy}"
+            ) from error
         except (TypeError, ValueError) as error:
             raise ArtifactError(
-                f"{assets.root / 'config.yaml'} holds a size that is no number: {error}"
+                f"{assets.root / 'config.yaml'} holds a size that is no number ({error}): {remedy}"
             ) from error
         smallest = min(config.output_size, config.attention_heads, config.linear_units, config.num_blocks)
         if smallest < 1 or config.output_size % config.attention_heads or config.kernel_size < 1:
             raise ArtifactError(
                 f"{assets.root / 'config.yaml'} describes no network: encoder_conf has output_size "
                 f"{config.output_size}, attention_heads {config.attention_heads}, linear_units {config.linear_units}, "
-                f"num_blocks {config.num_blocks}, kernel_size {config.kernel_size}"
+                f"num_blocks {config.num_blocks}, kernel_size {config.kernel_size}; {remedy}"
             )
         return config
 
@@ -244,66 +250,153 @@ def load_checkpoint(assets: Assets) -> SenseVoice:
     """The model of `assets.checkpoint` on the CPU, float32, in eval mode.
 
     Accepts a flat state dict or one wrapped as `state_dict`, `model_state_dict` or `model`, with or without a
-    `module.` prefix. Raises ArtifactError that lists missing, extra, misshaped and not finite tensors by name.
+    `module.` prefix. Raises ArtifactError that names missing, extra, misshaped and not finite tensors, a few of each.
     """
     path = assets.checkpoint
     if path is None or not path.is_file():
-        raise ArtifactError(f"{assets.root} has no model.pt: put the checkpoint there or name another source")
-    loaded = _read(path)
-    state = _unwrap(loaded)
-    if state is None:
-        raise ArtifactError(f"{path} holds {type(loaded).__name__}, not a state dict of tensors")
+        raise ArtifactError(assets.without_checkpoint())
+    state = _unwrap(_read(path), path)
     with torch.device("meta"):
         model = SenseVoice(ModelConfig.from_assets(assets))
-    problems = _compare(model.state_dict(), state)
-    if problems:
-        raise ArtifactError(f"{path} does not fit {assets.root / 'config.yaml'}: {'; '.join(problems)}")
+    _check_fit(model.state_dict(), state, path, assets)
     state = {name: tensor.to(torch.float32) for name, tensor in state.items()}
     broken = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise ArtifactError(
-            f"{path} holds numbers that are not finite in {len(broken)} tensors: {_shortened(broken)}"
+            f"{path} holds numbers that are not finite (NaN or infinity) in {_tensors(broken)}: {_shortened(broken)}; "
+            f"take a checkpoint from before the training diverged, or {AGAIN}"
         )
     model.load_state_dict(state, assign=True)
     return model.eval()
 
 
 def _read(path: Path) -> Any:
+    if found := stranger(path):
+        raise ArtifactError(f"{path} {found}")
     # files of PyTorch before 1.6 are no zip archives and cannot be mapped
-    mapped = zipfile.is_zipfile(path)
+    zipped = zipfile.is_zipfile(path)
+    if zipped:
+        _check_archive(path)
+    elif begins_as_zip(path):
+        raise ArtifactError(f"{path} is cut off after {path.stat().st_size:,} bytes: {AGAIN}")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice on files that are then refused
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except (MemoryError, OSError):
+        raise
     except pickle.UnpicklingError as error:
         # torch's own words explain how to run the code inside
         raise ArtifactError(
             f"{path} is no PyTorch checkpoint, or one with objects other than tensors, which could run code when "
             "loaded: save its state_dict() alone"
         ) from error
-    except Exception as error:  # damaged files raise almost anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ArtifactError(f"{path} is not a readable PyTorch checkpoint: {reason}") from error
+    except Exception as error:  # damaged files raise almost anything, in torch's words, not for people
+        if "allocate memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise ArtifactError(
+            f"{path} is no PyTorch checkpoint, or a damaged or cut off one: {AGAIN}"
+        ) from error
 
 
-def _unwrap(loaded: Any) -> dict[str, Tensor] | None:
+def _check_archive(path: Path) -> None:
+    """Refuse zip archives that torch did not write, and damage that mapping the file would not notice."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            inside = {name.rsplit("/", 1)[-1] for name in names}
+            if "constants.pkl" in inside:
+                raise ArtifactError(
+                    f"{path} is a TorchScript archive, which holds a program: save its state_dict() alone"
+                )
+            if "data.pkl" not in inside:
+                raise ArtifactError(_foreign_archive(path, names))
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, zlib.error) as error:
+        raise ArtifactError(f"{path} is a damaged PyTorch checkpoint: {AGAIN}") from error
+    if damaged is not None:
+        raise ArtifactError(
+            f"{path} is damaged (the checksum of {damaged} in it is another): {AGAIN}; a file saved without "
+            "checksums has to be saved again with them"
+        )
+
+
+def _foreign_archive(path: Path, names: list[str]) -> str:
+    packed = next((name for name in names if name.endswith((".pt", ".pth", ".bin"))), None)
+    if packed is not None:
+        return f"{path} is a zip archive around {packed}: unpack it first"
+    return f"{path} is a zip archive without a PyTorch checkpoint inside: {AGAIN}"
+
+
+def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        return None
+    if (
+        not isinstance(loaded, dict)
+        or not loaded
+        or not all(isinstance(one, Tensor) for one in loaded.values())
+    ):
+        raise ArtifactError(
+            f"{path} holds {_contents(loaded)}, not a state dict of tensors: save the model's state_dict() alone"
+        )
+    odd = [str(name) for name, one in loaded.items() if not one.is_floating_point()]
+    if odd:
+        raise ArtifactError(
+            f"{path} holds {_tensors(odd)} that are no floating-point weights (quantized?): {_shortened(odd)}; take "
+            "the checkpoint from before quantization"
+        )
     return {str(name).removeprefix("module."): tensor for name, tensor in loaded.items()}
 
 
-def _compare(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+def _contents(loaded: Any) -> str:
+    if isinstance(loaded, dict):
+        return f"a dict of {_shortened([str(key) for key in loaded])}" if loaded else "an empty dict"
+    return f"one {type(loaded).__name__}"
+
+
+def _check_fit(wanted: dict[str, Tensor], found: dict[str, Tensor], path: Path, assets: Assets) -> None:
+    """Raise ArtifactError unless names and shapes are the ones that config and tokenizer ask for."""
     missing = sorted(wanted.keys() - found.keys())
     extra = sorted(found.keys() - wanted.keys())
     misshaped = [
-        f"{name} {list(found[name].shape)} (expected {list(wanted[name].shape)})"
-        for name in sorted(wanted.keys() & found.keys())
-        if wanted[name].shape != found[name].shape
+        name for name in sorted(wanted.keys() & found.keys()) if wanted[name].shape != found[name].shape
     ]
-    named = (("missing", missing), ("not expected", extra), ("wrong shape", misshaped))
-    return [f"{len(names)} {kind}: {_shortened(names)}" for kind, names in named if names]
+    if 2 * len(missing) > len(wanted):
+        raise ArtifactError(_another_model(wanted, found, missing, path))
+    if misshaped and not missing and not extra and all(name.startswith("ctc.") for name in misshaped):
+        pieces, rows = (len(state["ctc.ctc_lo.weight"]) for state in (wanted, found))
+        if pieces != rows:
+            raise ArtifactError(
+                f"{path} was trained with {rows:,} tokens, {assets.file(BPE_NAME).name} beside it has {pieces:,} "
+                f"(ctc.ctc_lo.weight {list(found['ctc.ctc_lo.weight'].shape)}): take both from the same release"
+            )
+    shapes = [f"{one} {list(found[one].shape)} (expected {list(wanted[one].shape)})" for one in misshaped]
+    named = (("missing", missing), ("not expected", extra), ("wrong shape", shapes))
+    problems = [f"{len(names)} {kind}: {_shortened(names)}" for kind, names in named if names]
+    if problems:
+        raise ArtifactError(
+            f"{path} does not fit {assets.file(CONFIG_NAME)}: {'; '.join(problems)}; take both from the same release"
+        )
 
 
-def _shortened(names: list[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
+def _another_model(
+    wanted: dict[str, Tensor], found: dict[str, Tensor], missing: list[str], path: Path
+) -> str:
+    for name in found:
+        prefix = name.removesuffix("embed.weight")
+        if prefix != name and all(prefix + one in found for one in wanted):
+            return f"{path} holds the model inside another (names begin with {prefix!r}): save the inner one alone"
+    first = next((name for name in missing if name.startswith("encoder.encoders0.")), missing[0])
+    return (
+        f"{path} looks like another model: {len(missing)} of {len(wanted)} tensors are missing (no {first}), it holds "
+        f"{_shortened(sorted(found))}; svtool exports SenseVoice Small only, such as  svtool export iic/SenseVoiceSmall"
+    )
+
+
+def _tensors(names: list[str]) -> str:
+    return f"{len(names)} tensor{'s' if len(names) != 1 else ''}"
+
+
+def _shortened(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

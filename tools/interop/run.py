@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from svtool.assets import LANGUAGES, TEXTNORMS
+from svtool.assets import LANGUAGES, QUERIES, TEXTNORMS
 from svtool.audio import decode_audio
-from svtool.backends import QUERIES, Batch, FloatArray
+from svtool.backends import Batch, FloatArray
 from svtool.decode import greedy, raw_text
 from svtool.errors import SvtoolError
 from svtool.export import export

@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from svtool import tiny
+from svtool.assets import QUERIES
 from svtool.frontend import Cmvn, Frontend, pad_batch
-from svtool.model import QUERIES, ModelConfig, SenseVoice
+from svtool.model import ModelConfig, SenseVoice
 
 SEED = 20
 BATCH = 16

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from svtool.assets import QUERIES
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
-
-QUERIES = 4  # language, emotion, event, text normalisation: positions in front of the audio
 
 
 @dataclass(frozen=True)
