@@ -18,7 +18,7 @@ import pytest
 import small_graph
 from calibration_samples import Notes, noise, write_wave
 from svtool import build as building
-from svtool import build_worker, flavor, manifest, parity
+from svtool import flavor, manifest, parity, plan
 from svtool.assets import Assets
 from svtool.backends import Batch, load_backend
 from svtool.build import BuildOptions, build
@@ -288,7 +288,8 @@ def fake_module(*, modern: bool, result: bytes | None = b"plan", accepts_profile
     tensors = [types.SimpleNamespace(name=name) for name in words]
     layer = types.SimpleNamespace(
         type=types.SimpleNamespace(name="SOFTMAX"),
-        get_output=lambda _: types.SimpleNamespace(dtype=types.SimpleNamespace(name="FLOAT")),
+        num_outputs=1,
+        get_output=lambda _: types.SimpleNamespace(name="p", dtype=types.SimpleNamespace(name="FLOAT")),
     )
     network = types.SimpleNamespace(
         num_layers=1, num_inputs=4, get_layer=lambda _: layer, get_input=lambda index: tensors[index]
@@ -362,7 +363,7 @@ def job(folder: Path, **changes: Any) -> dict[str, Any]:
         "profiles": [profile_shapes(Profile(2, 3))],
         "profile_text": "2:3",
         "workspace_mb": 1,
-        "expected": {"QuantizeLinear": 0, "DequantizeLinear": 0},
+        "expected": {"QuantizeLinear": 0, "DequantizeLinear": 0, "both": 0, "weights": 0},
         "estimate_s": 1.0,
     } | changes
 
@@ -372,7 +373,7 @@ def job(folder: Path, **changes: Any) -> dict[str, Any]:
 def test_one_path_builds_with_old_and_new_tensorrt(tmp_path: Path, modern: bool) -> None:
     """TensorRT 10.3 (JetPack) has the strong-typing flag; TensorRT 11 has no flags, no calibrators, no FP16."""
     trt = fake_module(modern=modern)
-    report = build_worker.build_plan(trt, flavor.CLASSIC, job(tmp_path), Silent())
+    report = plan.build_plan(trt, flavor.CLASSIC, job(tmp_path), Silent())
     assert (tmp_path / "engine.plan").read_bytes() == b"plan"
     assert trt.seen["flags"] == (0 if modern else 2)
     assert trt.seen["workspace"] == 1 << 20
@@ -405,9 +406,7 @@ def test_a_builder_without_a_result_names_workspace_profile_and_next_step(
     tmp_path: Path, result: bytes | None
 ) -> None:
     with pytest.raises(ArtifactError) as raised:
-        build_worker.build_plan(
-            fake_module(modern=True, result=result), flavor.CLASSIC, job(tmp_path), Silent()
-        )
+        plan.build_plan(fake_module(modern=True, result=result), flavor.CLASSIC, job(tmp_path), Silent())
     for words in ("workspace 1 MB", "profiles 2:3", "ForeignNode", "a larger --workspace-mb"):
         assert words in str(raised.value)
     assert files(tmp_path) == set()
@@ -416,15 +415,15 @@ def test_a_builder_without_a_result_names_workspace_profile_and_next_step(
 @pytest.mark.case("B4")
 def test_profiles_are_checked_before_and_after_the_library_sees_them(tmp_path: Path) -> None:
     good = profile_shapes(Profile(2, 3))
-    build_worker.check_shapes(good)
+    plan.check_shapes(good)
     with pytest.raises(ArtifactError, match="lacks the inputs textnorm"):
-        build_worker.check_shapes({name: shape for name, shape in good.items() if name != "textnorm"})
+        plan.check_shapes({name: shape for name, shape in good.items() if name != "textnorm"})
     for bad in ([[2], [1], [4]], [[1], [5], [4]], [[0], [1], [2]]):
         with pytest.raises(ArtifactError, match="min <= opt <= max"):
-            build_worker.check_shapes({**good, "language": bad})
+            plan.check_shapes({**good, "language": bad})
     refusing = fake_module(modern=True, accepts_profiles=False)
     with pytest.raises(ArtifactError, match="profile is not valid"):
-        build_worker.build_plan(refusing, flavor.CLASSIC, job(tmp_path), Silent())
+        plan.build_plan(refusing, flavor.CLASSIC, job(tmp_path), Silent())
 
 
 @pytest.mark.case("B4")
@@ -435,11 +434,9 @@ def test_the_real_library_hides_a_broken_profile_until_it_is_asked() -> None:
     network.add_input("speech", trt.float32, (-1, -1, 560))
     shapes = {"speech": [[1, 9, 560], [1, 5, 560], [1, 9, 560]]}
     with pytest.raises(ArtifactError, match="profile is not valid"):
-        build_worker.add_profile(builder, builder.create_builder_config(), network, shapes)
+        plan.add_profile(builder, builder.create_builder_config(), network, shapes)
     with pytest.raises(ArtifactError, match="the network has the inputs"):
-        build_worker.add_profile(
-            builder, builder.create_builder_config(), network, {"sound": shapes["speech"]}
-        )
+        plan.add_profile(builder, builder.create_builder_config(), network, {"sound": shapes["speech"]})
 
 
 def test_parser_errors_are_all_shown(tmp_path: Path) -> None:
@@ -448,15 +445,13 @@ def test_parser_errors_are_all_shown(tmp_path: Path) -> None:
     trt.OnnxParser.parse_from_file = lambda self, path: False
     trt.OnnxParser.get_error = lambda self, index: f"problem {index}"
     with pytest.raises(ArtifactError, match="cannot read the graph: problem 0; problem 1"):
-        build_worker.build_plan(trt, flavor.CLASSIC, job(tmp_path), Silent())
+        plan.build_plan(trt, flavor.CLASSIC, job(tmp_path), Silent())
 
 
 def test_a_network_with_fewer_quantizers_than_the_graph_is_not_built(tmp_path: Path) -> None:
-    expected = {"QuantizeLinear": 12, "DequantizeLinear": 24}
+    expected = {"QuantizeLinear": 12, "DequantizeLinear": 24, "both": 0, "weights": 0}
     with pytest.raises(ArtifactError, match="0 QUANTIZE layers, the graph 12"):
-        build_worker.build_plan(
-            fake_module(modern=True), flavor.CLASSIC, job(tmp_path, expected=expected), Silent()
-        )
+        plan.build_plan(fake_module(modern=True), flavor.CLASSIC, job(tmp_path, expected=expected), Silent())
 
 
 def test_auto_prefers_classic_only_where_a_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,9 +317,7 @@ def _build_engine(
         "expected": prepared.value["expected"],
         "estimate_s": estimate_s,
     }
-    return run_child(
-        "build_worker:engine", payload, notes.progress, tick=_Clock(notes.progress, estimate_s).tick
-    )
+    return run_child("plan:engine", payload, notes.progress, tick=_Clock(notes.progress, estimate_s).tick)
 
 
 class _Clock:
