@@ -62,6 +62,7 @@ def test_recognize_answers_text_and_marks(service: Service, fake: FakeRecognizer
         "duration": 1.5,
         "rtf": 0,
         "no_speech": False,
+        "reason": None,
         "segments": [],
         "warnings": [],
     }
@@ -400,12 +401,129 @@ def test_the_api_leaves_no_file_behind(
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "code"), [("/nowhere", 404, "not_found"), (URL, 405, "method_not_allowed")]
+    ("method", "path", "status", "allow"),
+    [
+        ("GET", "/nowhere", 404, None),
+        ("POST", "/api/nothing", 404, None),
+        ("GET", "/api", 404, None),
+        ("POST", URL + "/", 404, None),
+        *((method, URL, 405, "POST") for method in ("GET", "PUT", "DELETE", "OPTIONS", "PATCH", "NONSENSE")),
+        ("POST", "/health", 405, "GET, HEAD"),
+        ("POST", "/docs", 405, "GET, HEAD"),
+        ("DELETE", "/openapi.json", 405, "GET, HEAD"),
+    ],
 )
-def test_http_errors_have_our_body(service: Service, path: str, status: int, code: str) -> None:
-    answer = call(service, lambda client: client.get(path))
+def test_http_errors_have_our_body(
+    service: Service, method: str, path: str, status: int, allow: str | None
+) -> None:
+    answer = call(service, lambda client: client.request(method, path))
     assert answer.status_code == status
-    assert error_of(answer)["code"] == code
+    assert error_of(answer)["code"] == {404: "not_found", 405: "method_not_allowed"}[status]
+    assert answer.headers.get("allow") == allow
+    assert (allow or "/docs") in error_of(answer)["message"]
+
+
+def test_head_is_answered_without_a_body(service: Service) -> None:
+    assert call(service, lambda client: client.head("/health")).status_code == 200
+    refused = call(service, lambda client: client.head(URL))
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+WAV = ("a.wav", wav_bytes())
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "param", "words"),
+    [
+        ([], {"file": "hello"}, "file", "no upload form"),  # without a file httpx sends no multipart
+        ([("file", (None, "hello"))], {}, "file", "holds text instead of a file"),
+        ([("language", (None, "en"))], {}, "file", "'file' is missing"),
+        ([("file", WAV), ("file", WAV)], {}, "file", "came 2 times: send one recording"),
+        ([("file", WAV), ("file", (None, "x"))], {}, "file", "came 2 times"),
+        ([("file", WAV)], {"language": ["en", "zh"]}, "language", "came 2 times"),
+        ([("file", WAV)], {"language": "xx"}, "language", "is not known: use one of auto"),
+        ([("file", WAV)], {"language": "x" * 3000}, "language", "3000 characters"),
+        ([("file", WAV), ("language", WAV)], {}, "language", "holds a file"),
+        ([("file", WAV)], {"itn": "maybe"}, "itn", "use true or false"),
+        ([("file", WAV)], {"langauge": "en"}, "langauge", "did you mean 'language'"),
+        ([("file", WAV), ("model", WAV)], {}, "model", "unknown field 'model'"),
+        ([("file", WAV)], {"a\nb": "1"}, None, "unknown field"),
+    ],
+)
+@pytest.mark.case("D6")
+def test_a_wrong_form_is_told_in_our_words_and_counted(
+    service: Service, files: list[Any], data: dict[str, Any], param: str | None, words: str
+) -> None:
+    answer = call(service, lambda client: client.post(URL, files=files, data=data))
+    assert answer.status_code == 422
+    error = error_of(answer)
+    assert words in error["message"]
+    assert param in (None, error["param"])
+    for foreign in ("Value error", "UploadFile", "Field required", "Input should", "\n"):
+        assert foreign not in error["message"]
+    assert len(error["message"]) < 300
+    state = service.health()
+    assert (state["refused"], state["accepted"], state["failed"], state["completed"]) == (1, 0, 0, 0)
+
+
+def test_a_parameter_in_the_address_is_not_passed_over(service: Service) -> None:
+    answer = call(service, lambda client: client.post(f"{URL}?language=en", files={"file": WAV}))
+    assert answer.status_code == 422
+    assert "form field" in error_of(answer)["message"]
+
+
+PART = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + wav_bytes()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PART,
+        PART + b'\r\n--x\r\ncontent-disposition: form-data; name="language"\r\n\r\nzh',
+        PART.replace(b"--x", b"--y") + b"\r\n--y--\r\n",
+        PART.replace(b"name", b"nome") + b"\r\n--x--\r\n",
+        b"--x\r\n\r\n\r\n--x--\r\n",
+        b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n' + b"1" * 5000 + b"\r\n--x--\r\n",
+        b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n1\r\n' * 99 + b"--x--\r\n",
+        b"\0" * 100,
+        b"",
+    ],
+)
+def test_a_broken_form_is_400(service: Service, body: bytes) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    answer = call(service, lambda client: client.post(URL, content=body, headers=headers))
+    assert answer.status_code == 400
+    assert "curl -F file=@" in error_of(answer)["message"]
+    assert service.health()["refused"] == 1
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=", "text/plain", "é"])
+def test_an_odd_content_type_is_refused(service: Service, kind: str) -> None:
+    headers = {"content-type": kind.encode()}
+    answer = call(service, lambda client: client.post(URL, content=b"x", headers=headers))
+    assert answer.status_code in (400, 422)
+    assert "multipart/form-data" in error_of(answer)["message"]
+
+
+def test_health_tells_apart_what_became_of_requests(service: Service) -> None:
+    for data in (wav_bytes(), b"no audio", b"", wav_bytes(peak=1.8), wav_bytes(peak=2.5)):
+        post(service, data)
+    post(service, wav_bytes(), language="xx")
+    state = service.health()
+    counts = {name: state[name] for name in ("accepted", "completed", "failed", "refused", "abandoned")}
+    assert counts == {"accepted": 3, "completed": 1, "failed": 2, "refused": 3, "abandoned": 0}
+
+
+@pytest.mark.case("U1")
+def test_a_hundred_at_once_with_a_bad_one_among_them(make_service: Callable[..., Service]) -> None:
+    service = make_service(limits=RequestLimits(in_flight=200), queue=QueueLimits(waiting_n=200))
+
+    async def together(client: Client) -> list[int]:
+        sent = [b"bad" if number == 50 else wav_bytes(0.1) for number in range(100)]
+        answers = await asyncio.gather(*(client.post(URL, files={"file": ("a.wav", one)}) for one in sent))
+        return [answer.status_code for answer in answers]
+
+    assert call(service, together) == [200] * 50 + [415] + [200] * 49
 
 
 def test_an_unexpected_error_is_500_without_details(
@@ -422,7 +540,15 @@ def test_an_unexpected_error_is_500_without_details(
 
 
 def test_docs_and_schema(service: Service) -> None:
-    assert call(service, lambda client: client.get("/docs")).status_code == 200
+    docs = call(service, lambda client: client.get("/docs"))
+    assert docs.status_code == 200
+    for text in ("/api/recognize", "language", "413", "segments[].start", "error.message", "curl -F file="):
+        assert text in docs.text
+    # nothing to fetch, and the browser is told to fetch nothing
+    assert "<script" not in docs.text
+    assert "src=" not in docs.text
+    assert "https://" not in docs.text
+    assert docs.headers["content-security-policy"].startswith("default-src 'none'")
     schema = call(service, lambda client: client.get("/openapi.json")).json()
     assert sorted(schema["paths"]) == ["/api/recognize", "/health"]
     answers = schema["paths"][URL]["post"]["responses"]

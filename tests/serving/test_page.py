@@ -127,6 +127,14 @@ def test_the_page_shadows_no_route(page: SimpleNamespace) -> None:
         assert page.client.get(path).status_code == 200
     answer = page.client.post("/api/recognize", files={"file": ("a.wav", wav_bytes())})
     assert answer.json()["text"] == "heard 1.00 s"
+    for method, path, status in (
+        *(("GET", "/api/recognize", 405), ("POST", "/health", 405), ("GET", "/api/nothing", 404)),
+        *(("POST", "/v1/nothing", 404), ("GET", "/nowhere", 404), ("POST", "/", 405)),
+    ):
+        answer = page.client.request(method, path)
+        assert answer.status_code == status, path
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert ("allow" in answer.headers) == (status == 405)
 
 
 @pytest.mark.case("U17")
@@ -136,6 +144,13 @@ def test_nothing_is_shared_or_reported(page: SimpleNamespace) -> None:
     assert config["analytics_enabled"] is False
     assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
     assert "fonts.googleapis" not in page.client.get("/").text + page.client.get("/theme.css").text
+
+
+@pytest.mark.case("U17")
+def test_the_browser_is_told_to_fetch_from_here_alone(page: SimpleNamespace) -> None:
+    policy = page.client.get("/").headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'")
+    assert "http" not in policy
 
 
 def test_an_upload_is_transcribed(page: SimpleNamespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 
 from svtool.errors import MissingDependency, SvtoolError, UsageError
 from svtool.serving import serve
+from svtool.serving.server import cannot_listen
 
 PROGRAM = """
 import sys
@@ -97,15 +99,68 @@ def test_the_default_host_is_loopback() -> None:
 def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SvtoolError, match=f"port {port} on 127.0.0.1 cannot be used .*--port"):
+        with pytest.raises(SvtoolError, match=f"port {port} on 127.0.0.1 is in use: .*--port"):
             serve(tmp_path, port=port, ui=False)
 
 
 def test_a_host_of_another_machine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SvtoolError, match=r"192\.0\.2\.1"):
-        serve(tmp_path, host="192.0.2.1", ui=False)
+    for host in ("192.0.2.1", "2001:db8::1"):
+        with pytest.raises(UsageError, match=f"--host {host} is not an address of this machine: use 127"):
+            serve(tmp_path, host=host, port=0, ui=False)
+    for host in ("no such host", "x" * 70, "a..b", "a\0b"):
+        with pytest.raises(UsageError, match="names no address"):
+            serve(tmp_path, host=host, port=0, ui=False)
     with pytest.raises(UsageError, match="port 70000"):
         serve(tmp_path, port=70_000, ui=False)
+
+
+def test_a_port_that_needs_rights_has_its_own_sentence() -> None:
+    # root may take any port, so the system's answer is given here as it is
+    refused = cannot_listen("127.0.0.1", 80, PermissionError(errno.EACCES, "Permission denied"))
+    assert "port 80 on 127.0.0.1 needs rights" in str(refused)
+    assert "1024" in str(refused)
+
+
+def test_what_runs_when_it_is_told_to_stop_ends_or_is_503() -> None:
+    """One upload that is half sent: cut off with an answer, at once, and with no traceback."""
+    with serving() as (process, address, _):
+        port = int(address.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(
+                b"POST /api/recognize HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n"
+                b"content-type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+            )
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            answer = b"".join(iter(lambda: client.recv(65_536), b""))
+        _, rest = process.communicate(timeout=15)
+    assert answer.startswith(b"HTTP/1.1 503"), answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "server_stopping"
+    assert process.returncode == 0
+    assert "Traceback" not in rest
+
+
+def test_faults_of_clients_leave_no_trace_on_stderr() -> None:
+    with serving() as (process, address, _):
+        port = int(address.rsplit(":", 1)[1])
+        head = b"POST /api/recognize HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+        for rest in (
+            b"content-length: 5000\r\n\r\n--x\r\n",  # leaves while it sends
+            b"content-length: 5\r\n\r\n--y\r\n",
+            b"content-length: 99999999999\r\n\r\n",
+            b"transfer-encoding: chunked\r\n\r\n5\r\n--x\r\n\r\n",
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+                client.sendall(head + rest)
+                time.sleep(0.1)
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            state = json.load(answer)
+        process.send_signal(signal.SIGTERM)
+        _, printed = process.communicate(timeout=15)
+    assert (state["accepted"], state["failed"], state["in_flight"]) == (0, 0, 0)
+    assert state["refused"] == 2
+    assert state["abandoned"] == 2
+    assert printed.split() == ["stopped"]
 
 
 @pytest.mark.case("E10")

@@ -109,6 +109,7 @@ def test_what_holds_no_speech_never_reaches_the_model(
     assert answer.status_code == 200
     assert (answer.json()["text"], answer.json()["no_speech"]) == ("", True)
     assert answer.json()["segments"] == []
+    assert any(word in answer.json()["reason"] for word in ("too short", "too quiet"))
     assert backend.batches == 0
 
 

@@ -6,10 +6,14 @@ Annotations here are objects, not strings: FastAPI reads them, and the names exi
 import asyncio
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
 from svtool.errors import AudioError, MissingDependency, SvtoolError, UsageError
+from svtool.serving.answers import CLIENT_GONE, error_body, shown
+from svtool.serving.form import REQUEST_BODY, BadForm, read_upload
 from svtool.serving.guard import FRAMING_BYTES, Guard
+from svtool.serving.reference import reference_page
 from svtool.serving.service import Recognition, Service
 from svtool.serving.worker import Busy, Stopped
 
@@ -20,8 +24,7 @@ if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
 
 _AUDIO_STATUS = {"too_long": 413, "not_audio": 415, "no_audio_stream": 415, "no_decoder": 415}
-_HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "file_too_large"}
-_CLIENT_GONE = 499  # what proxies log for it; nobody reads the answer
+_REFERENCE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 _DESCRIPTION = """\
 Speech to text with SenseVoice. `rtf` is the time the request took, waiting included, per second of audio.
@@ -47,6 +50,7 @@ class RecognitionBody:
     duration: float
     rtf: float | None
     no_speech: bool
+    reason: str | None  # why there is no text, in words
     segments: list[SegmentBody]
     warnings: list[str]
 
@@ -78,30 +82,42 @@ def create_app(service: Service, *, ui: bool = True, page_folder: "Path | None" 
     `page_folder` is an empty private folder for what the page stores; it is required with `ui`.
     """
     require_serving_libraries(ui=ui)
-    from fastapi import FastAPI
-    from fastapi.responses import JSONResponse, RedirectResponse
+    from fastapi import FastAPI, Request
+    from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
-    app = FastAPI(title="svtool", description=_DESCRIPTION)
+    # FastAPI's own viewers load their scripts from a CDN
+    app = FastAPI(title="svtool", description=_DESCRIPTION, docs_url=None, redoc_url=None)
     max_bytes = service.limits.file_bytes + FRAMING_BYTES
-    app.add_middleware(Guard, max_bytes=max_bytes, check_room=service.check_room)
+    app.add_middleware(
+        Guard, max_bytes=max_bytes, check_room=service.check_room, on_refusal=service.count_refused
+    )
     _add_error_answers(app)
     _add_recognize(app, service)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="What is served, and whether it works")
     async def health() -> JSONResponse:
         state = service.health()
         return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
 
+    @app.head("/docs", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        example = f"curl -F file=@talk.wav -F language=auto {request.url_for('recognize')}"
+        page = reference_page(app.openapi(), example)
+        return HTMLResponse(page, headers={"content-security-policy": _REFERENCE_POLICY})
+
     @app.get("/ui", include_in_schema=False)
     async def to_page() -> RedirectResponse:
         return RedirectResponse("/" if ui else "/docs")
 
+    _close_own_paths(app)
     if ui:
         if page_folder is None:
             raise UsageError("the page needs a folder of its own: pass page_folder")
         from svtool.serving.page import mount_page
 
-        mount_page(app, service, page_folder)
+        _answer_unknown_paths(mount_page(app, service, page_folder))
         return app
 
     @app.get("/", include_in_schema=False)
@@ -111,13 +127,55 @@ def create_app(service: Service, *, ui: bool = True, page_folder: "Path | None" 
     return app
 
 
+class _Raise:
+    """An ASGI endpoint that raises, for every method."""
+
+    def __init__(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self._status, self._headers = status, headers
+
+    async def __call__(self, *_: Any) -> None:
+        from starlette.exceptions import HTTPException
+
+        raise HTTPException(self._status, headers=self._headers)
+
+
+def _close_own_paths(app: "FastAPI") -> None:
+    """Own paths answer a wrong method themselves, and /api an unknown path: the page behind them takes anything."""
+    from starlette.routing import Route
+
+    allowed: dict[str, set[str]] = {}
+    for route in app.routes:
+        if isinstance(route, Route):
+            allowed.setdefault(route.path, set()).update(route.methods or ())
+    closed = [
+        Route(path, _Raise(405, {"allow": ", ".join(sorted(methods))})) for path, methods in allowed.items()
+    ]
+    app.router.routes.extend([*closed, Route("/api", _Raise(404)), Route("/api/{rest:path}", _Raise(404))])
+
+
+def _answer_unknown_paths(page: "FastAPI") -> None:
+    """The page's own errors stay as its scripts expect them; a path that is nowhere is answered as ours are."""
+    from fastapi import Request
+    from fastapi.exception_handlers import http_exception_handler
+    from starlette.exceptions import HTTPException
+
+    @page.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Any:
+        if error.status_code in (404, 405) and error.detail == HTTPStatus(error.status_code).phrase:
+            return _http_answer(request, error)
+        return await http_exception_handler(request, error)
+
+
 def _add_recognize(app: "FastAPI", service: Service) -> None:
-    from fastapi import File, Form, Request, UploadFile
+    from fastapi import Request
     from fastapi.responses import JSONResponse
+    from starlette.requests import ClientDisconnect
 
     answers: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorBody, "description": meaning}
         for status, meaning in {
+            400: "broken form",
+            405: "not POST",
             413: "upload or audio too long",
             415: "not audio",
             422: "bad parameter or broken audio",
@@ -128,23 +186,24 @@ def _add_recognize(app: "FastAPI", service: Service) -> None:
     }
 
     @app.post(
-        "/api/recognize", response_model=RecognitionBody, responses=answers, summary="Transcribe one file"
+        "/api/recognize",
+        response_model=RecognitionBody,
+        responses=answers,
+        summary="Transcribe one file",
+        openapi_extra={"requestBody": REQUEST_BODY},
     )
-    async def recognize(
-        request: Request,
-        file: Annotated[UploadFile, File(description="Any audio file; its content tells the format.")],
-        language: Annotated[
-            str, Form(description="auto, zh, en, yue, ja or ko: a hint to the model")
-        ] = "auto",
-        itn: Annotated[bool, Form(description="Punctuation, capitals and digits in the text")] = False,
-    ) -> Any:
-        data = await file.read()
-        if len(data) > service.limits.file_bytes:
-            limit = f"{service.limits.file_bytes / 1e6:g} MB"
-            return _answer(413, "file_too_large", f"the upload is larger than the limit of {limit}")
-        work = service.recognize(data, name=file.filename or "audio", language=language, itn=itn)
+    async def recognize(request: Request) -> Any:
+        try:
+            upload = await read_upload(request, service.limits.file_bytes)
+        except ClientDisconnect:
+            service.counts.abandoned += 1
+            return JSONResponse(None, status_code=CLIENT_GONE)
+        except BadForm:
+            service.count_refused()
+            raise
+        work = service.recognize(upload.data, name=upload.name, language=upload.language, itn=upload.itn)
         done = await _while_connected(request, work)
-        return _body(done) if done is not None else JSONResponse(None, status_code=_CLIENT_GONE)
+        return _body(done) if done is not None else JSONResponse(None, status_code=CLIENT_GONE)
 
 
 async def _while_connected(request: "Request", work: Any) -> Recognition | None:
@@ -172,6 +231,7 @@ def _body(done: Recognition) -> RecognitionBody:
         duration=round(heard.duration_s, 3),
         rtf=None if done.rtf is None else round(done.rtf, 5),
         no_speech=heard.no_speech,
+        reason=done.no_speech_reason,
         segments=[
             SegmentBody(one.text, round(one.start_s, 3), round(one.end_s, 3)) for one in heard.segments
         ],
@@ -190,23 +250,36 @@ def _add_error_answers(app: "FastAPI") -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> "JSONResponse":
-        first = error.errors()[0]
-        param = str(first["loc"][-1])
-        return _answer(422, "invalid_parameter", f"{param}: {first['msg']}", param=param)
+        param = str(error.errors()[0]["loc"][-1])
+        return _answer(
+            422, "invalid_parameter", f"{shown(param)} is missing or wrong: see /docs", param=param
+        )
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> "JSONResponse":
-        code = _HTTP_CODES.get(error.status_code, "http_error")
-        return _answer(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
+    async def http(request: Request, error: HTTPException) -> "JSONResponse":
+        return _http_answer(request, error)
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> "JSONResponse":
         return _answer(500, "internal_error", "an unexpected error: the server's log has it")
 
 
+def _http_answer(request: "Request", error: Any) -> "JSONResponse":
+    """For starlette's HTTPException."""
+    headers, message = dict(error.headers or {}), str(error.detail)
+    if error.status_code == 404:
+        message = "there is nothing at this path: /docs lists what there is"
+    if error.status_code == 405:
+        allowed = {name.lower(): value for name, value in headers.items()}.get("allow", "another method")
+        message = f"this path does not take {shown(request.method)}: use {allowed}"
+    return _answer(error.status_code, None, message, headers=headers)
+
+
 def _failure(error: SvtoolError) -> "JSONResponse":
     if isinstance(error, AudioError):
         return _answer(_AUDIO_STATUS.get(error.reason, 422), error.reason, str(error), param="file")
+    if isinstance(error, BadForm):
+        return _answer(error.status, error.code, str(error), param=error.param)
     if isinstance(error, UsageError):
         return _answer(422, "invalid_parameter", str(error), param="language")
     if isinstance(error, Busy):
@@ -217,12 +290,15 @@ def _failure(error: SvtoolError) -> "JSONResponse":
 
 
 def _answer(
-    status: int, code: str, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
+    status: int,
+    code: str | None,
+    message: str,
+    *,
+    param: str | None = None,
+    headers: dict[str, str] | None = None,
 ) -> "JSONResponse":
     from fastapi.responses import JSONResponse
 
-    kind = (
-        "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse(
+        error_body(status, message, code=code, param=param), status_code=status, headers=headers
     )
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return JSONResponse({"error": error}, status_code=status, headers=headers)

@@ -10,7 +10,7 @@ from html import escape
 
 from svtool.decode import rich_text
 from svtool.errors import SvtoolError
-from svtool.recognizer import SILENCE, TOO_SHORT, Transcript
+from svtool.recognizer import Transcript
 from svtool.serving.service import Engine, Recognition
 
 LANGUAGE_NAMES = {"zh": "Mandarin", "en": "English", "yue": "Cantonese", "ja": "Japanese", "ko": "Korean"}
@@ -44,10 +44,6 @@ RUNTIMES = {
     "torch": "PyTorch",
 }
 _EMOJI = re.compile("[" + "".join(emoji[0] for emoji, _ in (*EMOTIONS.values(), *EVENTS.values())) + "❓]+")
-_SILENT = {
-    TOO_SHORT: "The recording is too short: there is nothing to hear in less than 25 milliseconds.",
-    SILENCE: "The recording is silent, or too quiet to be speech. The model was not run.",
-}
 
 _LONG_TEXT = 300  # characters; more is set smaller
 
@@ -100,15 +96,15 @@ def failure(error: SvtoolError) -> str:
 def result(done: Recognition) -> str:
     heard = done.transcript
     return (
-        f'<article class="sv-result">{_text(heard)}{_marks(heard)}{_warnings(done)}{_segments(heard)}'
+        f'<article class="sv-result">{_text(done)}{_marks(heard)}{_warnings(done)}{_segments(heard)}'
         f"{_figures(done)}</article>"
     )
 
 
-def _text(heard: Transcript) -> str:
-    if heard.no_speech:
-        why = _SILENT.get(heard.reason or "", "The model heard no speech in this recording.")
-        return f'<p class="sv-silent">{why}</p>'
+def _text(done: Recognition) -> str:
+    heard = done.transcript
+    if done.no_speech_reason:
+        return f'<p class="sv-silent">{done.no_speech_reason}</p>'
     # not from `raw`: of a long recording that is one tagged string for every stretch, with no space between them
     tags = "".join(f"<|{name}|>" for name in (heard.language, heard.emotion, *heard.events) if name)
     marked = _EMOJI.sub(r'<span class="sv-emoji">\g<0></span>', escape(rich_text(tags + heard.text)))

@@ -50,25 +50,25 @@ EXAMPLES = (
 )
 
 
-def mount_page(app: FastAPI, service: Service, folder: Path) -> None:
-    """Build the page and mount it at `/`. `folder` is private to this page and empty; it must outlive the app.
+def mount_page(app: FastAPI, service: Service, folder: Path) -> FastAPI:
+    """Build the page and mount it at `/`; returns the mounted app. `folder` is private, empty, and must outlive it.
 
     Gradio reads its folder and its telemetry switch from the environment, so both are set here for the process.
     """
 
-    async def mount() -> None:
-        _mount(app, service, folder)
+    async def mount() -> FastAPI:
+        return _mount(app, service, folder)
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         # without a running event loop Gradio makes one for every lock of its own, and closes none of them
-        asyncio.run(mount())
+        return asyncio.run(mount())
     else:
-        _mount(app, service, folder)
+        return _mount(app, service, folder)
 
 
-def _mount(app: FastAPI, service: Service, folder: Path) -> None:
+def _mount(app: FastAPI, service: Service, folder: Path) -> FastAPI:
     uploads = folder / "uploads"
     uploads.mkdir(mode=0o700)
     os.environ["GRADIO_TEMP_DIR"] = str(uploads)
@@ -92,6 +92,8 @@ def _mount(app: FastAPI, service: Service, folder: Path) -> None:
         theme=_theme(),
         css=(Path(__file__).parent / "page.css").read_text(encoding="utf-8"),
     )
+    mounted: FastAPI = app.routes[-1].app  # type: ignore[attr-defined]
+    return mounted
 
 
 def _build(service: Service, uploads: Path, examples: dict[str, Path]) -> Any:

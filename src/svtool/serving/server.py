@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7860
-_GRACE_S = 5  # for requests that run when the server is told to stop; open pages would hold it for ever
+_HOSTS = f"use {DEFAULT_HOST} for this machine alone, or 0.0.0.0 for every address it has"
+_DRAIN_S = 4.0  # for requests that run when the server is told to stop; the rest is answered 503
+_GRACE_S = 6  # the end of everything, should a connection still hang then
 
 
 class _Terminated(BaseException):
@@ -71,7 +76,7 @@ def serve(
             with _usable(host, port):
                 listener.listen(128)  # only now: until the engine is warm a connection is refused
             _announce(listener, host, progress)
-            _run(app, listener)
+            _run(app, listener, service)
         except _Terminated:
             progress.note("stopped")
 
@@ -114,14 +119,29 @@ def _announce(listener: socket.socket, host: str, progress: Progress) -> None:
     )
 
 
-def _run(app: FastAPI, listener: socket.socket) -> None:
+def _run(app: FastAPI, listener: socket.socket, service: Service) -> None:
     import uvicorn
 
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            ending = asyncio.ensure_future(self._drain())
+            await super().shutdown(sockets)
+            ending.cancel()
+
+        async def _drain(self) -> None:
+            await service.drain(_DRAIN_S)
+            await asyncio.sleep(0.3)  # for answers on their way out
+            # what is left is no recognition: an upload that still comes in, or an open page, which never ends
+            for task in list(self.server_state.tasks):
+                task.cancel()
+
+    # it reports every broken form, which is the client's business and in the client's answer
+    logging.getLogger("python_multipart").addHandler(logging.NullHandler())
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GRACE_S
     )
     # uvicorn stops cleanly on either signal and then raises it again, for the handlers around it
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -130,17 +150,14 @@ def _bind(host: str, port: int) -> socket.socket:
         raise UsageError(f"port {port} is outside 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise UsageError(f"--host {host} is no address of this machine: {error.strerror}") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        with _usable(host, port):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-    except SvtoolError:
-        listener.close()
-        raise
-    return listener
+    except (OSError, UnicodeError, ValueError) as error:
+        raise UsageError(f"--host {host} names no address: {_HOSTS}") from error
+    with ExitStack() as stack, _usable(host, port):
+        listener = stack.enter_context(socket.socket(family, kind, protocol))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        stack.pop_all()
+        return listener
 
 
 @contextmanager
@@ -148,9 +165,22 @@ def _usable(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SvtoolError(
-            f"port {port} on {host} cannot be used ({error.strerror}): stop what uses it, or choose another --port"
-        ) from error
+        raise cannot_listen(host, port, error) from error
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> SvtoolError:
+    """What to tell someone whose --host and --port the system turned down."""
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return UsageError(f"--host {host} is not an address of this machine: {_HOSTS}")
+    if error.errno == errno.EADDRINUSE:
+        return SvtoolError(f"port {port} on {host} is in use: stop what uses it, or choose another --port")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return SvtoolError(
+            f"port {port} on {host} needs rights that this user does not have: choose a --port of 1024 or more"
+        )
+    return SvtoolError(
+        f"port {port} on {host} cannot be used ({error.strerror}): choose another --host or --port"
+    )
 
 
 def _is_loopback(listener: socket.socket) -> bool:

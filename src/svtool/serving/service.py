@@ -7,26 +7,35 @@ event loop is never held up. Knows nothing of HTTP or Gradio.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from svtool.assets import parse_language
+from svtool.errors import AudioError, UsageError
 from svtool.frontend import SAMPLE_RATE
-from svtool.recognizer import Options, Transcript
-from svtool.serving.worker import Busy, Worker
+from svtool.recognizer import SILENCE, TOO_SHORT, Options, Transcript
+from svtool.serving.worker import Busy, Stopped, Worker
 
 if TYPE_CHECKING:
     from svtool.audio import Audio
     from svtool.recognizer import Recognizer
 
 _NAME_LENGTH = 120
+_DRAIN_S = 5.0
+_NO_SPEECH = {
+    TOO_SHORT: "The recording is too short: there is nothing to hear in less than 25 milliseconds.",
+    SILENCE: "The recording is silent, or too quiet to be speech. The model was not run.",
+}
+_NOTHING_HEARD = "The model heard no speech in this recording."
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,17 @@ class RequestLimits:
     in_flight: int = 80  # requests being decoded, waiting or running
 
 
+@dataclass
+class Counts:
+    """What became of the requests so far."""
+
+    accepted: int = 0  # the recording was decoded and queued
+    completed: int = 0
+    failed: int = 0  # the server's fault
+    refused: int = 0  # the client's fault, or no room
+    abandoned: int = 0  # the client left
+
+
 @dataclass(frozen=True)
 class Recognition:
     """A transcript and what it took to get it."""
@@ -54,6 +74,12 @@ class Recognition:
     transcript: Transcript
     took_s: float  # decoding, waiting and inference
     warnings: tuple[str, ...]
+
+    @property
+    def no_speech_reason(self) -> str | None:
+        """Why there is no text, in words."""
+        heard = self.transcript
+        return _NO_SPEECH.get(heard.reason or "", _NOTHING_HEARD) if heard.no_speech else None
 
     @property
     def rtf(self) -> float | None:
@@ -71,6 +97,12 @@ class Service:
         self.limits = limits or RequestLimits()
         self._decoders = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="svtool-decode")
         self._in_flight = 0
+        self._decoding: set[asyncio.Future[Audio]] = set()
+        self._stopped = False
+        self.counts = Counts()
+
+    def count_refused(self) -> None:
+        self.counts.refused += 1
 
     def check_room(self) -> None:
         """Raises Busy before anything is read of a request that could not be served."""
@@ -85,18 +117,49 @@ class Service:
         Raises UsageError for a bad parameter, AudioError for bad audio, Busy, Stopped, or what the engine raised.
         Cancelling takes the request out of the queue.
         """
-        options, notes = _options(language, itn)
-        self.check_room()
+        with self._counted():
+            options, notes = _options(language, itn)
+            began = time.monotonic()
+            audio = await self._decoded(source, name)
+            future = self.worker.submit(audio.samples, options)
+            self.counts.accepted += 1
+            transcript = await asyncio.wrap_future(future)
+            return Recognition(transcript, time.monotonic() - began, (*notes, *audio.warnings))
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            self.check_room()
+        except Busy:
+            self.count_refused()
+            raise
         self._in_flight += 1
         try:
-            began = time.monotonic()
-            audio = await asyncio.get_running_loop().run_in_executor(
-                self._decoders, self._decode, source, name
-            )
-            transcript = await asyncio.wrap_future(self.worker.submit(audio.samples, options))
-            return Recognition(transcript, time.monotonic() - began, (*notes, *audio.warnings))
+            yield
+            self.counts.completed += 1
+        except (AudioError, UsageError, Busy):
+            self.counts.refused += 1
+            raise
+        except asyncio.CancelledError:
+            if self._stopped:
+                self.counts.failed += 1
+                raise Stopped from None
+            self.counts.abandoned += 1
+            raise
+        except Exception:
+            self.counts.failed += 1
+            raise
         finally:
             self._in_flight -= 1
+
+    async def _decoded(self, source: bytes | Path, name: str) -> Audio:
+        loop = asyncio.get_running_loop()
+        decoding = loop.run_in_executor(self._decoders, self._decode, source, name)
+        self._decoding.add(decoding)
+        try:
+            return await decoding
+        finally:
+            self._decoding.discard(decoding)
 
     def health(self) -> dict[str, Any]:
         status = self.worker.status()
@@ -115,13 +178,19 @@ class Service:
             "in_flight": self._in_flight,
             "worker": {"alive": status.alive, "busy_s": _rounded(status.busy_s)},
             "last_success_age_s": _rounded(status.last_success_age_s),
-            "completed": status.completed,
-            "failed": status.failed,
+            **asdict(self.counts),
         }
+
+    async def drain(self, within_s: float) -> None:
+        """Take nothing new, finish what can be finished in time, and fail the rest with Stopped."""
+        await asyncio.to_thread(self.worker.close, within_s)
+        self._stopped = True
+        for decoding in self._decoding:
+            decoding.cancel()
 
     def close(self) -> None:
         self._decoders.shutdown(wait=False, cancel_futures=True)
-        self.worker.close()
+        self.worker.close(0.0 if self._stopped else _DRAIN_S)
 
     def _decode(self, source: bytes | Path, name: str) -> Audio:
         from svtool.audio import decode_audio
