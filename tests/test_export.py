@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from svtool.export import (
     TRACED,
     ExportOptions,
     ExportReport,
+    _why,
     check_axes,
     compare_with_torch,
     export,
@@ -480,7 +484,7 @@ def test_folders_that_must_not_be_written(source: Path, tmp_path: Path) -> None:
     file.write_text("mine")
     with pytest.raises(UsageError, match="is a file"):
         export(str(source), file, ExportOptions())
-    with pytest.raises(SvtoolError, match="export into"):
+    with pytest.raises(SvtoolError, match="a part of that path is a file; name another directory"):
         export(str(source), file / "below", ExportOptions())
     assert file.read_text() == "mine"
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
@@ -544,9 +548,44 @@ def test_the_report(report: ExportReport) -> None:
     with console.capture() as capture:
         console.print(render(report))
     shown = capture.get()
-    assert "16 shapes that were not traced" in shown
+    assert "on 16 shapes of batch and length that were not traced" in " ".join(shown.split())
     assert "onnxsim" in shown
+    assert "->" not in shown
     assert manifest_path(report.model).is_file()
+
+
+@pytest.mark.parametrize(
+    ("kept", "after", "reason", "said"),
+    [
+        (True, 9, None, "found nothing to simplify (9 nodes)"),
+        (True, 7, None, "9 nodes became 7"),
+        (False, 9, "it crashed [signal 6]", "not used: it crashed [signal 6]"),
+    ],
+)
+def test_the_report_says_what_became_of_simplifying(
+    report: ExportReport, kept: bool, after: int, reason: str | None, said: str
+) -> None:
+    words = {"kept": kept, "nodes_before": 9, "nodes_after": after, "reason": reason}
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render(replace(report, simplified=words, model=Path("[bold]/model.onnx"))))
+    assert said in capture.get()
+    assert "[bold]/model.onnx" in capture.get()
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "no space left"),
+        (errno.EROFS, "name another directory with -o"),
+        (errno.EACCES, "name another directory with -o"),
+        (errno.EIO, "engines/x: "),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_what_helps(number: int, said: str) -> None:
+    words = _why(OSError(number, os.strerror(number), "engines/x"))
+    assert said in words
+    assert "Errno" not in words
 
 
 def test_nothing_warns_outside_the_exporter() -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,8 @@ def exported(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """Of every entry; a folder counts as one, empty."""
+    return {path.name: b"" if path.is_dir() else path.read_bytes() for path in folder.iterdir()}
 
 
 def test_json_is_one_object_with_what_was_made(exported: tuple[Path, str, str]) -> None:
@@ -116,6 +118,7 @@ def test_cuda_is_refused_by_name_where_there_is_none(source: Path, in_folder: Pa
 
 SAY_STAGES = """
 import sys
+import time
 from pathlib import Path
 from svtool.export import ExportOptions, _publish, export
 from svtool.progress import Silent
@@ -123,6 +126,18 @@ class Say(Silent):
     def stage(self, name, total=None):
         print(name, flush=True)
 export(sys.argv[1], Path(sys.argv[2]), ExportOptions(force=True), Say())
+"""
+
+
+SAY_AND_RUN = """
+import sys
+import time
+from svtool import cli, progress
+class Say(progress.RichProgress):
+    def stage(self, name, total=None):
+        print(name, flush=True)
+progress.RichProgress = Say
+cli.main()
 """
 
 
@@ -159,9 +174,8 @@ def test_an_interrupted_export_leaves_the_directory_as_it_was(
     assert [path.name for path in occupied.parent.iterdir()] == ["engine"]
 
 
-def test_a_killed_export_leaves_the_directory_as_it_was(occupied: Path, source: Path) -> None:
-    before = contents(occupied)
-    command = [sys.executable, "-c", SAY_STAGES, str(source), str(occupied)]
+def killed_while_tracing(source: Path, folder: Path) -> None:
+    command = [sys.executable, "-c", SAY_STAGES, str(source), str(folder)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert child.stdout is not None
     for line in child.stdout:
@@ -170,7 +184,41 @@ def test_a_killed_export_leaves_the_directory_as_it_was(occupied: Path, source: 
     child.kill()
     child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL
+
+
+def test_a_killed_export_changes_nothing_and_the_next_one_clears_up(occupied: Path, source: Path) -> None:
+    before = contents(occupied)
+    killed_while_tracing(source, occupied)
+    (left,) = occupied.glob(".svtool-export-*")
+    assert contents(occupied) == before | {left.name: b""}
+    with pytest.raises(KeyboardInterrupt):
+        export(str(source), occupied, ExportOptions(force=True), Interrupting("loading"))
     assert contents(occupied) == before
+
+
+def test_a_killed_first_export_leaves_only_what_the_next_one_removes(source: Path, tmp_path: Path) -> None:
+    killed_while_tracing(source, tmp_path / "new")
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".svtool-export-new-")
+    with pytest.raises(KeyboardInterrupt):
+        export(str(source), tmp_path / "new", ExportOptions(), Interrupting("loading"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_the_command_with_130_and_nothing_left(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SAY_AND_RUN, "export", str(source), "-o", str(tmp_path / "new")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith("tracing"):
+            break
+    time.sleep(0.5)  # into the exporter, whose own handlers must not swallow it
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("blocked", ["am.mvn", "tokens.json", "model.onnx"])
@@ -194,7 +242,7 @@ def test_files_that_cannot_all_be_put_in_place_are_taken_back(
 def test_a_broken_small_file_is_told_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(source, tmp_path / "broken"))
     (broken / "configuration.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"configuration\.json is not JSON"):
+    with pytest.raises(ArtifactError, match=r"configuration\.json is broken at line 1, column 2"):
         export(str(broken), tmp_path / "out", ExportOptions(), Interrupting("loading"))
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "svtool"
 # from the bottom up; a module may import from its own layer's lower neighbours and everything below
 LAYERS = [
     {"errors", "__init__"},
-    {"progress", "config", "manifest", "sniff", "intake", "frontend", "timing", "child", "onnxfile"},
+    {"progress", "config", "manifest", "sniff", "intake", "staging", "frontend", "timing", "child", "onnxfile"},
     {"audio", "subtitles", "sqnr"},
     {"tiny"},
     {"utterances", "assets", "segment"},
@@ -23,10 +23,13 @@ LAYERS = [
     {"rewrite", "layers"},
     {"backends", "smooth", "precision", "quantize", "parity"},
     {"decode", "artifacts", "simplify", "interop"},
-    {"source", "profiles"},
+    {"source", "profiles", "search"},
     {"recognizer"},
-    {"calibration", "export", "build", "build_worker", "plan", "wer", "serving", "transcribe", "demo"},
-    {"search"},
+    {
+        *("calibration", "sensitivity", "wer", "search_worker"),
+        *("build", "build_ranges", "build_report", "build_search", "build_worker", "plan"),
+        *("export", "serving", "transcribe", "demo"),
+    },
     {"cli"},
     {"__main__"},
 ]

@@ -5,11 +5,10 @@ Knows the exporter and what its graph must look like. Knows nothing of precision
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import re
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from svtool.manifest import manifest_path, read_manifest, sha256_file, versions,
 from svtool.parity import make_feed, run
 from svtool.progress import Progress, Silent
 from svtool.simplify import Simplified, simplify
+from svtool.staging import staging
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -111,7 +111,24 @@ def export(
     try:
         return _export(assets, target, described, options, progress)
     except OSError as error:
-        raise SvtoolError(f"the export into {folder} failed: {error}") from error
+        raise SvtoolError(f"the export into {folder} failed: {_why(error)}") from error
+    except MemoryError as error:
+        raise SvtoolError(
+            "not enough memory for the export: at full size it takes about 6 GB; close other programs or use "
+            "another machine (nothing was written)"
+        ) from error
+
+
+def _why(error: OSError) -> str:
+    """What the system refused, and what helps."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no space left there (about three times the checkpoint's size is needed): free some, or use -o"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "it may not be written; name another directory with -o"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return "a part of that path is a file; name another directory with -o"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def _check_options(options: ExportOptions) -> None:
@@ -171,8 +188,8 @@ def _export(
         graphs.check_contract(final, path)
         check_axes(final)
         manifest = _manifest(final, path, assets, described, parity, simplified)
+        write_manifest(path, manifest)
         _publish(work, target)
-        write_manifest(target, manifest)
     return _report(target, read_manifest(target), unchanged=False, seconds=seconds)
 
 
@@ -419,34 +436,38 @@ def _manifest(
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
-    """A folder beside the target, on the same file system, removed however the export ends."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    """A folder on the file system of `folder`: inside it, or in its parent where there is none yet."""
+    inside = folder.is_dir()
+    parent, purpose = (folder, "export") if inside else (folder.parent, f"export-{folder.name[:40]}")
+    with staging(parent, purpose) as work:
+        finished = work / "finished"  # has the permissions that a new folder gets, which `work` has not
+        finished.mkdir()
+        yield finished
 
 
 def _publish(work: Path, target: Path) -> None:
-    """Move the finished files into place, the model last; engines beside them stay.
+    """Move the finished files into place; engines beside them stay.
 
-    When one cannot be moved, those that were there before come back.
+    When one cannot be moved, those that were there before come back. The manifest goes first and comes last.
     """
     folder = target.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    names = (manifest_path(target).name, *interop.FILES, MODEL_NAME)
+    if not folder.exists():
+        work.rename(folder)
+        return
+    described = manifest_path(target).name
     before = work / "before"
     before.mkdir()
     moved: list[str] = []
     try:
-        for name in names:
+        if (folder / described).is_file():
+            (folder / described).replace(before / described)
+        for name in (*interop.FILES, MODEL_NAME, described):
             if (folder / name).is_file():
                 (folder / name).replace(before / name)
             if (work / name).is_file():
                 (work / name).replace(folder / name)
                 moved.append(name)
-    except OSError:
+    except BaseException:
         for name in moved:
             (folder / name).unlink()
         for path in before.iterdir():
@@ -480,27 +501,39 @@ def _report(
 
 def render(report: ExportReport) -> RenderableType:
     """The report as a table for the terminal."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     state = "[yellow]unchanged[/]" if report.unchanged else "[green]written[/]"
-    table.add_row("model", f"[bold]{report.model}[/] {state}")
-    table.add_row("graph", f"opset {report.opset}, {report.nodes} nodes, {report.size_bytes / 1e6:.1f} MB")
-    parity = report.parity
-    sqnr = "equal" if parity["sqnr_db"] is None else f"{parity['sqnr_db']:.0f} dB"
+    table.add_row("model", f"[bold]{escape(str(report.model))}[/] {state}")
     table.add_row(
-        "against PyTorch",
-        f"[green]equal[/] on {len(parity['shapes'])} shapes that were not traced: largest difference "
-        f"{parity['max_abs']:.1e}, SQNR {sqnr}, argmax {parity['argmax_agreement']:.2f} %",
+        "graph", f"{report.nodes} nodes, {report.size_bytes / 1e6:.1f} MB, ONNX opset {report.opset}"
     )
+    table.add_row("against PyTorch", _parity_words(report.parity))
     if report.simplified:
         table.add_row("onnxsim", _simplified_words(report.simplified))
     if report.seconds:
-        table.add_row("seconds", ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items()))
+        table.add_row("time", ", ".join(f"{name} {value:.1f} s" for name, value in report.seconds.items()))
     return table
 
 
+def _parity_words(parity: dict[str, Any]) -> str:
+    shapes = f"on {len(parity['shapes'])} shapes of batch and length that were not traced"
+    if parity["sqnr_db"] is None:
+        return f"[green]the same numbers[/] {shapes}"
+    return (
+        f"[green]equal[/] {shapes}: logits differ by {parity['max_abs']:.1e} at most (SQNR {parity['sqnr_db']:.0f} "
+        f"dB), the best token is the same in {parity['argmax_agreement']:.2f} % of frames"
+    )
+
+
 def _simplified_words(simplified: dict[str, Any]) -> str:
-    if simplified["kept"]:
-        return f"used: {simplified['nodes_before']} -> {simplified['nodes_after']} nodes"
-    return f"[yellow]not used[/]: {simplified['reason']}"
+    from rich.markup import escape
+
+    before, after = simplified["nodes_before"], simplified["nodes_after"]
+    if not simplified["kept"]:
+        return f"[yellow]not used[/]: {escape(simplified['reason'])}"
+    if before == after:
+        return f"found nothing to simplify ({before} nodes)"
+    return f"{before} nodes became {after}"
