@@ -55,8 +55,11 @@ def test_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_broken_or_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"mine\.toml is not a TOML file"):
-        load_config(write(tmp_path, "[engine"))
+    with pytest.raises(
+        ArtifactError, match=r"mine\.toml is not a TOML file: .* \(at line 2, column 10\); compare"
+    ):
+        load_config(write(tmp_path, "[gate]\nbudget = = 1"))
+    assert load_config(write(tmp_path, "")) == Config()
     with pytest.raises(ArtifactError, match="does not exist"):
         load_config(tmp_path / "absent.toml")
 
@@ -72,3 +75,10 @@ def test_profile_seconds_become_feature_frames() -> None:
 def test_profiles_that_mean_nothing_are_usage_errors(text: str) -> None:
     with pytest.raises(UsageError, match="B:SECONDS"):
         parse_profile(text)
+
+
+def test_a_profile_that_means_nothing_in_a_file_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"mine\.toml: engine\.profiles: the profile '16' is not B:SECONDS"
+    ):
+        load_config(write(tmp_path, '[engine]\nprofiles = ["16"]'))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from svtool.errors import ArtifactError, UsageError
 from svtool.frontend import LFR_FRAME_S
+from svtool.intake import read_toml
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,12 @@ class Config:
 
 def load_config(path: Path) -> Config:
     """Read a TOML file; keys it leaves out keep their defaults. Raises ArtifactError for anything it cannot mean."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        raw = read_toml(path, "compare it with configs/sensevoice-small.toml")
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{path} does not exist: copy configs/sensevoice-small.toml and edit it"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path} is not a TOML file: {error}") from error
     config: Config = _build(Config, raw, str(path), "")
     return config
 
@@ -122,7 +115,10 @@ def _convert(hint: Any, value: Any, path: str, where: str) -> Any:
     elif typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
-            return tuple(parse_profile(part) if item is Profile else part for part in value)
+            try:
+                return tuple(parse_profile(part) if item is Profile else part for part in value)
+            except UsageError as error:  # in a file it is a bad file, not a wrong command
+                raise ArtifactError(f"{path}: {where}: {error}") from error
     else:
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         if type(value) in options:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from svtool import tiny
+from svtool.artifacts import ENGINES
 from svtool.errors import SvtoolError
 
 UTTERANCES = 600  # of tiny:drift, spread evenly over its three parts; the full 2400 take four times as long
 _INCONCLUSIVE = 3
+_CLIPS = ENGINES / "clips"
 
 
 def run() -> int:
@@ -51,12 +54,13 @@ def _steps() -> list[tuple[str, list[str], tuple[int, ...]]]:
 
 
 def _clips() -> list[Path]:
-    """One clean utterance of each word set."""
+    """One clean utterance of each word set, copied out of the cache: its long paths would fill the transcript."""
     folder = tiny.render("drift").parent
     first: dict[str, Path] = {}
     for subset, number, word_set, _ in tiny.sequences("drift"):
         first.setdefault(word_set, folder / f"{subset.name}-{number:04d}.wav")
-    return list(first.values())
+    _CLIPS.mkdir(parents=True, exist_ok=True)
+    return [Path(shutil.copyfile(path, _CLIPS / f"{word_set}.wav")) for word_set, path in first.items()]
 
 
 def _closing(verdict: int, seconds: float) -> str:
