@@ -18,7 +18,7 @@ from svtool import tiny
 from svtool.cli import app
 
 runner = CliRunner()
-COMMANDS = ("export", "build-trt", "validate-wer", "transcribe", "serve", "demo")
+COMMANDS = ("export", "calibrate", "build-trt", "validate-wer", "transcribe", "serve", "demo")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "svtool"
 LAYERS = [
     {"errors", "__init__"},
     {"progress", "config", "manifest", "sniff", "intake", "staging", "frontend", "timing", "child", "onnxfile"},
-    {"audio", "subtitles", "sqnr"},
+    {"audio", "subtitles", "sqnr", "thresholds", "trtcache"},
     {"tiny"},
     {"utterances", "assets", "segment"},
     {"model", "graph", "flavor", "interop"},
@@ -24,12 +24,14 @@ LAYERS = [
     {"backends", "smooth", "precision", "quantize", "parity"},
     {"decode", "artifacts", "simplify", "interop"},
     {"source", "profiles", "search"},
+    {"ranges"},
     {"recognizer"},
     {
         *("calibration", "sensitivity", "wer", "search_worker"),
         *("build", "build_ranges", "build_report", "build_search", "build_worker", "plan"),
         *("export", "serving", "transcribe", "demo"),
     },
+    {"calibrate"},
     {"cli"},
     {"__main__"},
 ]

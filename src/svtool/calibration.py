@@ -1,75 +1,93 @@
-"""Runs utterances through the float32 model and keeps the range of every tensor that precision passes ask about.
+"""Ranges of a model's tensors on real utterances: the cache they are kept in, and the run that makes one.
 
-Ranges are streamed: memory depends on the longest utterance, not on how many there are. Each utterance runs alone
-at its natural length, so no padded frame is ever counted. The result is a JSON cache keyed by everything it depends
-on, refused by name when any of it differs. Knows nothing of graphs being rewritten or engines being built.
+A cache is keyed by everything it depends on and carries the digest of its own content: it is refused by name when
+any of it differs or somebody changed it. Knows nothing of engines being built.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from svtool import __version__, manifest
+from svtool import __version__, layers, manifest, sensitivity, smooth, thresholds
 from svtool import graph as graphs
 from svtool.errors import ArtifactError, UsageError
-from svtool.frontend import FEATURE_SIZE
+from svtool.frontend import LFR_FRAME_S
 from svtool.progress import Progress, Silent
+from svtool.ranges import ChannelProbes, Probes, Running, Sample, Skipped, largest
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from svtool.assets import Assets
+    from svtool.audio import Audio
     from svtool.frontend import Cmvn
     from svtool.utterances import UtteranceList
 
-FloatArray = npt.NDArray[np.float32]
+__all__ = [
+    "METHODS",
+    "Calibration",
+    "Sample",
+    "Skipped",
+    "calibrate",
+    "calibrate_list",
+    "check_complete",
+    "default_cache",
+    "frontend_settings",
+    "import_scales",
+    "largest",
+    "load_cache",
+    "read_cache",
+    "read_samples",
+    "save_cache",
+]
 
 SCHEMA = "svtool.calibration/1"
-METHODS = ("max", "percentile")
+METHODS = ("percentile", "max", "entropy", "mse")
+IMPORTED = "imported"  # the method of scales that another tool chose
 MIN_UTTERANCES = 64  # fewer leave the tails of the ranges to chance
+MIN_SECONDS = 60.0
 CLIPPED_SHARE = 1e-3  # of samples at full scale: more is audible distortion
-_IN_FLIGHT_BYTES = 1 << 26
-_INLINE_BYTES = 1 << 28  # larger models go to ONNX Runtime as a file, so that it can map the weights
+QUIET_PEAK = 0.01  # -40 dBFS: recorded far below the level of speech
+ZERO_SHARE = 0.1  # of samples in runs of exact zeros: features that no microphone makes
+MOST_LOSS_DB = 3.0  # against max ranges: more, and the clipping costs more than it saves
+_ZERO_RUN = 400  # samples, 25 ms: one whole frame of features
+_NAMED = 5
 
-
-class Sample(NamedTuple):
-    """One utterance to run."""
-
-    id: str
-    feats: FloatArray  # [T, 560]
-    language: int  # query row
-    textnorm: int  # query row
-    spoken: str = ""  # language of the utterance list, for the one-language warning
-    clipped: bool = False
-
-
-class Skipped(NamedTuple):
-    """One utterance that was not run. Reasons: AudioError's, and `too_short`, `too_long`, `silent`."""
-
-    id: str
-    reason: str
+REASONS = {
+    "silent": "silent",
+    "too_long": "too long",
+    "too_short": "too short",
+    "missing": "not there",
+    "not_audio": "not audio",
+    "broken": "broken",
+    "no_audio_stream": "without an audio stream",
+    "no_decoder": "in a format with no decoder",
+    "not_finite": "with NaN, infinite or absurd samples",
+}
+"""Why an utterance was not run, as people read it; caches keep the word on the left."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Ranges and everything they depend on; `amax` clips int8, `absmax` decides what fp16 can hold."""
+    """Ranges and everything they depend on; `amax` clips int8, `absmax` decides what fp16 can hold.
+
+    Both are those of the smoothed graph when `smooth` is above zero; `onnx_digest` is the original model's.
+    """
 
     onnx_digest: str
     list_name: str
     list_digest: str
     frontend: Mapping[str, Any]
-    method: str
-    percentile: float | None  # None for method "max"
+    method: str  # one of METHODS, or IMPORTED
+    percentile: float | None  # of method "percentile" alone
     used: int
     frames: int  # LFR frames, without queries
     skipped: Mapping[str, int]  # reason -> count
@@ -78,13 +96,35 @@ class Calibration:
     languages: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     tool: str = __version__
+    max_seconds: float = 30.0  # longer utterances were skipped
+    smooth: float = 0.0  # strength of the rescaling, 0 = none
+    exponents: Mapping[str, Sequence[int]] = field(default_factory=dict)  # log2 per channel, see `smooth.py`
+    # logits of the float32 Q/DQ graph, dB: `db` with all linear layers in int8, `max_db` the same by max ranges,
+    # `groups` with one kind of layer alone; and the number of `utterances` compared
+    sqnr: Mapping[str, Any] = field(default_factory=dict)
+    built_with: Mapping[str, str] = field(
+        default_factory=dict
+    )  # libraries that ran and that exported the model
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA} | asdict(self) | {"warnings": list(self.warnings)}
+        exponents = {name: " ".join(map(str, one)) for name, one in self.exponents.items()}
+        own = {"warnings": list(self.warnings), "exponents": exponents}  # a line per tensor, not per channel
+        return {"schema": SCHEMA} | asdict(replace(self, exponents={})) | own
 
     @property
     def digest(self) -> str:
-        return manifest.sha256_bytes(json.dumps(self.to_json(), sort_keys=True).encode())
+        return _digest(self.to_json())
+
+    @property
+    def seconds(self) -> float:
+        """Audio behind the ranges, to the frame."""
+        return self.frames * LFR_FRAME_S
+
+    @property
+    def lost_db(self) -> float | None:
+        """How much worse int8 is with these ranges than with max ranges on the same audio; None = not measured."""
+        mine, best = self.sqnr.get("db"), self.sqnr.get("max_db")
+        return best - mine if mine is not None and best is not None else None
 
 
 def calibrate(
@@ -93,77 +133,132 @@ def calibrate(
     *,
     method: str = "percentile",
     percentile: float = 99.999,
-    max_frames: int = 500,
+    smoothing: float = 0.0,
+    scales: Mapping[str, float] | None = None,
+    max_seconds: float = 30.0,
     list_name: str = "",
     list_digest: str = "",
     frontend: Mapping[str, Any] | None = None,
     multilingual: bool = False,
+    score: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
     total: int | None = None,
 ) -> Calibration:
-    """Stream `samples` through the model. Raises ArtifactError when none is usable or a tensor is not finite."""
+    """Stream `samples` through the model. Raises ArtifactError when none is usable or a tensor is not finite.
+
+    `scales` (tensor -> amax, complete) are kept in place of measured clipping points. With `smoothing` above zero
+    the samples are read twice. `score` measures what int8 costs with these ranges.
+    """
     progress = progress or Silent()
-    if method not in METHODS or not 0 < percentile <= 100:
-        raise UsageError(
-            f"calibration method {method!r} at {percentile}: choose max, or percentile in (0, 100]"
-        )
-    model = graphs.load_model(model_path)
-    graphs.check_contract(model, model_path)
+    check_settings(method, percentile, smoothing)
+    model = _load(model_path)
     digest = graphs.model_digest(model)
-    probes = _Probes(model, histograms=method == "percentile")
+    tally = _Tally(_frames(max_seconds), list_name, progress)
+    exponents: dict[str, tuple[int, ...]] = {}
+    if smoothing:
+        progress.stage("measuring channels", total)
+        first = _Tally(tally.max_frames, list_name, progress, told=0)
+        exponents = _balance(model, samples, smoothing, threads, first)
+        model = smooth.smooth(model, exponents)
+    method = IMPORTED if scales is not None else method
+    probes = Probes(model, histograms=method not in ("max", IMPORTED))
     del model  # its weights may be as large as the session's
-    used: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    frames = clipped = 0
     progress.stage("calibrating", total)
     with probes.session(threads) as run:
-        for sample in samples:
-            progress.advance()
-            if isinstance(sample, Sample) and not 1 <= len(sample.feats) <= max_frames:
-                sample = Skipped(sample.id, "too_long" if len(sample.feats) else "too_short")
-            if isinstance(sample, Skipped):
-                skipped[sample.reason] += 1
-                continue
-            run(sample)
-            used[sample.spoken or "unknown"] += 1
-            frames += len(sample.feats)
-            clipped += sample.clipped
-    if not used:
-        raise ArtifactError(
-            f"no utterance of {list_name or 'the list'} can calibrate: {_counts(skipped) or 'it is empty'}"
-        )
-    warnings = _warnings(used, skipped, clipped, multilingual)
-    for warning in warnings:
-        progress.note(f"warning: {warning}")
-    return Calibration(
+        tally.stream(samples, run)
+    made = Calibration(
         onnx_digest=digest,
         list_name=list_name,
         list_digest=list_digest,
         frontend=dict(frontend or {}),
         method=method,
         percentile=percentile if method == "percentile" else None,
-        used=used.total(),
-        frames=frames,
-        skipped=dict(sorted(skipped.items())),
-        amax=probes.clipping_points(percentile),
+        used=tally.used.total(),
+        frames=tally.frames,
+        skipped=dict(sorted(tally.skipped.items())),
+        amax=dict(scales) if scales is not None else probes.clipping_points(_chooser(method, percentile)),
         absmax=probes.absmax(),
-        languages=dict(sorted(used.items())),
-        warnings=warnings,
+        languages=dict(sorted(tally.used.items())),
+        max_seconds=max_seconds,
+        smooth=smoothing,
+        exponents=exponents,
+        built_with=_libraries(model_path),
+    )
+    del probes
+    if score:
+        made = replace(made, sqnr=_score(model_path, tally.kept.samples, made, threads, progress))
+    made = replace(made, warnings=(*tally.warnings(multilingual), *_costs(made)))
+    for warning in made.warnings:
+        progress.note(f"warning: {warning}")
+    return made
+
+
+def import_scales(
+    model_path: Path, scales: Mapping[str, float], *, frontend: Mapping[str, Any]
+) -> Calibration:
+    """A cache of another tool's clipping points alone (tensor -> amax, complete): no audio has been heard."""
+    return Calibration(
+        onnx_digest=graphs.model_digest(_load(model_path)),
+        list_name="",
+        list_digest="",
+        frontend=dict(frontend),
+        method=IMPORTED,
+        percentile=None,
+        used=0,
+        frames=0,
+        skipped={},
+        amax=dict(scales),
+        absmax={},
+        warnings=(
+            "scales without audio: what fp16 can hold is not measured, so the residual stream stays float32, and "
+            "neither is what int8 costs: give --data LIST too",
+        ),
+        built_with=_libraries(model_path),
     )
 
 
-def largest(model_path: Path, samples: Iterable[Sample], *, threads: int | None = None) -> dict[str, float]:
-    """Abs-max of every tensor that decides what fp16 can hold, over `samples`; no cache, no checks of the list."""
-    probes = _Probes(graphs.load_model(model_path), histograms=False)
-    with probes.session(threads) as run:
-        for sample in samples:
-            run(sample)
-    return probes.absmax()
+def calibrate_list(
+    model_path: Path,
+    job: Mapping[str, Any],
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Calibration:
+    """`calibrate` on an utterance list. `job`: `list`, `assets` (folder), `method`, `percentile`, `max_seconds`, and
+    where wanted `smooth` and `scales`."""
+    from svtool.assets import find_assets
+    from svtool.utterances import read_utterances
+
+    assets = find_assets(job["assets"])
+    utterances = read_utterances(job["list"])
+    return calibrate(
+        model_path,
+        read_samples(utterances, assets, max_seconds=job["max_seconds"]),
+        method=job["method"],
+        percentile=job["percentile"],
+        smoothing=job.get("smooth", 0.0),
+        scales=job.get("scales"),
+        max_seconds=job["max_seconds"],
+        list_name=job["list"],
+        list_digest=utterances.digest,
+        frontend=frontend_settings(assets.cmvn),
+        multilingual=assets.name != "tiny",
+        threads=threads,
+        progress=progress,
+        total=len(utterances.utterances),
+    )
+
+
+def default_cache(model_path: Path, spec: str) -> Path:
+    """Where the ranges of a model on the list `spec` are kept: beside the model, named after the list."""
+    name = spec.replace(":", "-") if spec.startswith("tiny:") else Path(spec).stem
+    return model_path.parent / f"{name}.calibration.json"
 
 
 def save_cache(path: Path, calibration: Calibration) -> None:
-    manifest.write_json(path, calibration.to_json())
+    content = calibration.to_json()
+    manifest.write_json(path, {"schema": SCHEMA, "sha256": _digest(content)} | content)
 
 
 def load_cache(
@@ -174,12 +269,14 @@ def load_cache(
     frontend: Mapping[str, Any] | None = None,
     method: str | None = None,
     percentile: float | None = None,
+    smoothing: float | None = None,
+    max_seconds: float | None = None,
 ) -> Calibration:
     """Read a cache for the model with `onnx_digest`; keyword arguments left None are not compared.
 
     Raises ArtifactError that names what differs: never a silent reuse.
     """
-    calibration = _parse(path)
+    calibration = read_cache(path)
     wanted = {
         "onnx_digest": ("model", onnx_digest),
         "tool": ("svtool version", __version__),
@@ -187,15 +284,56 @@ def load_cache(
         "frontend": ("front end", frontend),
         "method": ("method", method),
         "percentile": ("percentile", percentile),
+        "smooth": ("smoothing", smoothing),
+        "max_seconds": ("longest utterance", max_seconds),
     }
     for key, (name, value) in wanted.items():
         found = getattr(calibration, key)
         if value is not None and found != value:
             raise ArtifactError(
-                f"{path} was calibrated for another {name} ({_brief(found)}, here {_brief(value)}): "
-                "calibrate again with  svtool build-trt --int8 --data LIST"
+                f"{path} was calibrated for another {name} ({_brief(found)}, here {_brief(value)}): {_again(path)}"
             )
     return calibration
+
+
+def read_cache(path: Path) -> Calibration:
+    """Any undamaged cache, whatever it was made for. Raises ArtifactError."""
+    raw = _content(path)
+    again = _again(path)
+    try:
+        exponents = {name: tuple(map(int, text.split())) for name, text in raw.pop("exponents").items()}
+        calibration = Calibration(**raw | {"warnings": tuple(raw["warnings"]), "exponents": exponents})
+        tables = (("amax", calibration.amax.items()), ("absmax", calibration.absmax.items()))
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise ArtifactError(f"the calibration cache {path} is damaged ({error}): {again}") from error
+    for kind, table in tables:
+        for name, value in table:
+            usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not usable or value < 0 or (kind == "amax" and value == 0):
+                raise ArtifactError(
+                    f"{path}: the {kind} of {name!r} is {value!r}, not a finite positive number: {again}"
+                )
+    return calibration
+
+
+def check_complete(calibration: Calibration, model: ir.Model, path: Path) -> None:
+    """Raise ArtifactError naming the file `path` when a linear layer of the model has no range in it."""
+    missing = [source for source in _needed(model) if source not in calibration.amax]
+    if missing:
+        raise ArtifactError(f"{path} lacks {_listed(missing, 'range')}: {_again(path)}")
+
+
+def matched_scales(model: ir.Model, scales: Mapping[str, float], path: Path) -> tuple[dict[str, float], int]:
+    """Scales of the model's linear inputs in graph order, and how many others `path` held. Raises ArtifactError."""
+    missing = [source for source in _needed(model) if source not in scales]
+    if missing:
+        raise ArtifactError(
+            f"{path} lacks {_listed(missing, 'scale')} of this model: it was made from another graph; take the "
+            "scales of this very model.onnx, or calibrate here with  svtool calibrate MODEL --data LIST"
+        )
+    sources = dict.fromkeys(linear.source for linear in graphs.linears(model))
+    kept = {source: scales[source] for source in sources if source in scales}
+    return kept, len(scales) - len(kept)
 
 
 def frontend_settings(cmvn: Cmvn) -> dict[str, Any]:
@@ -214,280 +352,284 @@ def frontend_settings(cmvn: Cmvn) -> dict[str, Any]:
 
 def read_samples(
     utterances: UtteranceList, assets: Assets, *, max_seconds: float = 30.0
-) -> Iterator[Sample | Skipped]:
-    """Decode a list lazily, one utterance in memory at a time.
+) -> Iterable[Sample | Skipped]:
+    """Decode a list lazily, one utterance in memory at a time; iterating again decodes it again.
 
     Every second utterance runs with its own language and ITN, the others with `auto` and no ITN, so that the
     ranges cover the query rows people use.
     """
-    from svtool.assets import LANGUAGES, TEXTNORMS
-    from svtool.errors import AudioError
-    from svtool.frontend import MIN_SAMPLES, SAMPLE_RATE, Frontend
-    from svtool.segment import is_silent
-    from svtool.utterances import decode_audio
-
-    frontend = Frontend(assets.cmvn)
-    for index, utterance in enumerate(utterances.utterances):
-        try:
-            audio = decode_audio(utterance.audio, name=utterance.id)
-        except AudioError as error:
-            yield Skipped(utterance.id, error.reason)
-            continue
-        count = len(audio.samples)
-        if not MIN_SAMPLES <= count <= max_seconds * SAMPLE_RATE:
-            yield Skipped(utterance.id, "too_short" if count < MIN_SAMPLES else "too_long")
-        elif is_silent(audio.samples):
-            yield Skipped(utterance.id, "silent")
-        else:
-            own = index % 2 == 1
-            yield Sample(
-                utterance.id,
-                frontend.features(audio.samples),
-                LANGUAGES.get(utterance.language or "auto", 0) if own else LANGUAGES["auto"],
-                TEXTNORMS["withitn" if own else "woitn"],
-                utterance.language or "",
-                float(np.mean(np.abs(audio.samples) >= 0.999)) > CLIPPED_SHARE,
-            )
+    return _ListSamples(utterances, assets, max_seconds)
 
 
-class _Probes:
-    """The model with extra outputs, and the streamed statistics behind them.
+@dataclass(frozen=True)
+class _ListSamples:
+    utterances: UtteranceList
+    assets: Assets
+    max_seconds: float
 
-    Inputs of linear layers leave the graph whole when histograms are wanted; everything else leaves as one number.
-    """
+    def __iter__(self) -> Iterator[Sample | Skipped]:
+        from svtool.assets import LANGUAGES, TEXTNORMS
+        from svtool.errors import AudioError
+        from svtool.frontend import MIN_SAMPLES, SAMPLE_RATE, Frontend
+        from svtool.segment import is_silent
+        from svtool.utterances import decode_audio
 
-    # histogram bins: the top 14 bits of |x| without its sign, i.e. 64 bins per octave over all of float32
-    _SHIFT = 17
-    _BINS = 1 << 14
-    _NOT_FINITE = 0x7F80_0000 >> _SHIFT
-
-    def __init__(self, model: ir.Model, *, histograms: bool) -> None:
-        self._linear_inputs = _unique(linear.source for linear in graphs.linears(model))
-        head_inputs = [linear.source for linear in graphs.linears(model) if linear.head]
-        # the head's input is always looked at whole: NaN anywhere upstream shows there
-        self._whole = self._linear_inputs if histograms else head_inputs
-        every = _unique([*self._linear_inputs, *_fp16_tensors(model)])
-        self._reduced = [name for name in every if name not in set(self._whole)]
-        self._reduced_set = set(self._reduced)
-        self._absmax = dict.fromkeys(every, 0.0)
-        self._histograms = (
-            {name: np.zeros(self._BINS, np.int64) for name in self._whole} if histograms else {}
-        )
-        self._models = [_instrumented(model, self._whole, self._reduced)]
-
-    def session(self, threads: int | None) -> _Running:
-        """May be opened once: the graph goes to the session and is not kept here."""
-        return _Running(self, self._models.pop(), threads)
-
-    def absmax(self) -> dict[str, float]:
-        return dict(self._absmax)
-
-    def add(self, utterance: str, outputs: list[Any]) -> None:
-        """Takes ONNX Runtime's own values in the order of the graph's outputs, and drops each one after use."""
-        for name in (*self._whole, *self._reduced):
-            values = outputs.pop(0).numpy()
-            if name in self._reduced_set:
-                self._widen(name, float(values), utterance)
+        frontend = Frontend(self.assets.cmvn)
+        for index, utterance in enumerate(self.utterances.utterances):
+            try:
+                audio = decode_audio(utterance.audio, name=utterance.id)
+            except AudioError as error:
+                yield Skipped(utterance.id, error.reason)
+                continue
+            count = len(audio.samples)
+            if not MIN_SAMPLES <= count <= self.max_seconds * SAMPLE_RATE:
+                yield Skipped(utterance.id, "too_short" if count < MIN_SAMPLES else "too_long")
+            elif is_silent(audio.samples):
+                yield Skipped(utterance.id, "silent")
             else:
-                self._add_whole(name, values, utterance)
-
-    def clipping_points(self, percentile: float) -> dict[str, float]:
-        """Per linear input: the percentile of |x|, at most the largest value seen."""
-        points = {}
-        for name in self._linear_inputs:
-            points[name] = self._absmax[name]
-            if name in self._histograms:
-                points[name] = min(points[name], self._upper_edge(self._histograms[name], percentile))
-            if points[name] <= 0:
-                raise ArtifactError(
-                    f"the tensor {name!r} was zero in every utterance: calibrate on audio with speech"
+                own = index % 2 == 1
+                yield Sample(
+                    utterance.id,
+                    frontend.features(audio.samples),
+                    LANGUAGES.get(utterance.language or "auto", 0) if own else LANGUAGES["auto"],
+                    TEXTNORMS["withitn" if own else "woitn"],
+                    utterance.language or "",
+                    *_faults(audio),
                 )
-        return points
 
-    def _add_whole(self, name: str, values: npt.NDArray[np.float32], utterance: str) -> None:
-        bins = (np.abs(values.ravel()).view(np.uint32) >> self._SHIFT).astype(np.intp)
-        if bins.size and int(bins.max()) >= self._NOT_FINITE:
-            self._widen(name, math.nan, utterance)
-        self._widen(name, float(np.abs(values).max(initial=0.0)), utterance)
-        if name in self._histograms:
-            self._histograms[name] += np.bincount(bins, minlength=self._BINS)
 
-    def _widen(self, name: str, largest: float, utterance: str) -> None:
-        if not math.isfinite(largest):
+def _faults(audio: Audio) -> tuple[bool, bool, bool]:
+    """Clipped, quiet, largely digital zeros."""
+    magnitudes = np.abs(audio.samples)
+    edges = np.flatnonzero(np.diff(magnitudes == 0, prepend=False, append=False)).reshape(-1, 2)
+    runs = edges[:, 1] - edges[:, 0]
+    return (
+        float(np.mean(magnitudes >= 0.999)) > CLIPPED_SHARE,
+        float(magnitudes.max()) < QUIET_PEAK,
+        int(runs[runs >= _ZERO_RUN].sum()) > ZERO_SHARE * len(magnitudes),
+    )
+
+
+class _Spread:
+    """Some samples of a stream of unknown length, evenly spread: every k-th, k doubled whenever there are too many."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self._every = 1
+        self._seen = 0
+
+    def add(self, sample: Sample) -> None:
+        if self._seen % self._every == 0:
+            self.samples.append(sample)
+        self._seen += 1
+        if len(self.samples) == 2 * sensitivity.MOST_SAMPLES:
+            del self.samples[1::2]
+            self._every *= 2
+
+
+@dataclass
+class _Tally:
+    """What happened to the utterances of one pass over a list."""
+
+    max_frames: int
+    list_name: str
+    progress: Progress
+    told: int = _NAMED  # skipped utterances that a note names
+    used: Counter[str] = field(default_factory=Counter)  # language -> utterances
+    skipped: Counter[str] = field(default_factory=Counter)
+    frames: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    kept: _Spread = field(default_factory=_Spread)
+
+    def stream(self, samples: Iterable[Sample | Skipped], run: Running) -> None:
+        """Run what can be run. Raises ArtifactError when that is nothing."""
+        for sample in samples:
+            self.progress.advance()
+            if isinstance(sample, Sample) and not 1 <= len(sample.feats) <= self.max_frames:
+                sample = Skipped(sample.id, "too_long" if len(sample.feats) else "too_short")
+            if isinstance(sample, Skipped):
+                self._skip(sample)
+            else:
+                run(sample)
+                self._add(sample)
+        if not self.used:
+            reasons = _counts(self.skipped) or "it is empty"
             raise ArtifactError(
-                f"the tensor {name!r} is not finite for the utterance {utterance!r}: check the model"
+                f"no utterance of {self.list_name or 'the list'} can calibrate: {reasons}; "
+                "name a list of recordings with speech with  svtool calibrate MODEL --data LIST"
             )
-        self._absmax[name] = max(self._absmax[name], largest)
 
-    def _upper_edge(self, histogram: npt.NDArray[np.int64], percentile: float) -> float:
-        reached = np.searchsorted(np.cumsum(histogram), percentile / 100 * histogram.sum())
-        return float(np.array([(int(reached) + 1) << self._SHIFT], np.uint32).view(np.float32)[0])
+    def _add(self, sample: Sample) -> None:
+        self.used[sample.spoken or "unknown"] += 1
+        self.frames += len(sample.feats)
+        for fault in ("clipped", "quiet", "zeros"):
+            self.faults[fault] += getattr(sample, fault)
+        self.kept.add(sample)
 
+    def _skip(self, sample: Skipped) -> None:
+        self.skipped[sample.reason] += 1
+        if self.skipped.total() <= self.told:
+            self.progress.note(f"skipped {sample.id!r}: {REASONS.get(sample.reason, sample.reason)}")
 
-class _Running:
-    """A session over the instrumented model, and the temporary file it may need."""
-
-    def __init__(self, probes: _Probes, model: ir.Model, threads: int | None) -> None:
-        self._probes = probes
-        self._model = model
-        self._threads = threads
-        self._folder = tempfile.TemporaryDirectory(prefix="svtool-calibrate-")
-
-    def __enter__(self) -> _Running:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads or 0
-        options.log_severity_level = 3
-        # lengths vary: an arena and memory patterns would keep a copy for each of them
-        options.enable_cpu_mem_arena = False
-        options.enable_mem_pattern = False
-        # the default order reduces at the very end, with every activation alive until then
-        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        # packed weights would be a second copy of all of them
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        source = _for_runtime(self._model, Path(self._folder.name))
-        graphs.release_weights(self._model)
-        del self._model
-        self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._session
-        self._folder.cleanup()
-
-    def __call__(self, sample: Sample) -> None:
-        feats = sample.feats
-        if feats.ndim != 2 or feats.shape[1] != FEATURE_SIZE or feats.dtype != np.float32:
-            raise ArtifactError(
-                f"the utterance {sample.id!r} has features {feats.dtype} {list(feats.shape)}, "
-                f"expected float32 [T, {FEATURE_SIZE}]"
+    def warnings(self, multilingual: bool) -> tuple[str, ...]:
+        total, seconds = self.used.total(), self.frames * LFR_FRAME_S
+        found = []
+        if total < MIN_UTTERANCES:
+            found.append(f"used only {_utterances(total)}; ranges want at least {MIN_UTTERANCES}")
+        if seconds < MIN_SECONDS:
+            found.append(f"used only {seconds:.1f} s of audio; ranges want at least {MIN_SECONDS:.0f} s")
+        if self.skipped:
+            found.append(f"skipped {_utterances(self.skipped.total())} ({_counts(self.skipped)})")
+        for fault, text in (
+            ("clipped", "clipped at full scale"),
+            ("quiet", f"very quiet (under {20 * math.log10(QUIET_PEAK):.0f} dBFS at their loudest)"),
+            ("zeros", f"digital silence for more than {ZERO_SHARE:.0%} of their length"),
+        ):
+            if self.faults[fault]:
+                found.append(f"{text}: {self.faults[fault]} of {_utterances(total)}")
+        known = [name for name in self.used if name != "unknown"]
+        if multilingual and len(known) == 1:
+            found.append(
+                f"every utterance is {known[0]}: a multilingual model wants every language it will hear"
             )
-        import onnxruntime
-
-        feed = {
-            "speech": feats[None],
-            "speech_lengths": np.array([len(feats)], np.int32),
-            "language": np.array([sample.language], np.int32),
-            "textnorm": np.array([sample.textnorm], np.int32),
-        }
-        try:
-            values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in feed.items()}
-            outputs = self._session.run_with_ort_values(None, values)
-        except Exception as error:
-            raise ArtifactError(
-                f"the model failed on the utterance {sample.id!r} of shape {list(feats.shape)}: {error}"
-            ) from error
-        self._probes.add(sample.id, outputs)
+        if multilingual and not known:
+            found.append(
+                "the list names no languages: a multilingual model wants every language it will hear"
+            )
+        return tuple(found)
 
 
-def _fp16_tensors(model: ir.Model) -> list[str]:
-    """Tensors whose size decides what may run in fp16: norm inputs, adds, attention scores before the mask."""
-    after = graphs.after_linears(model)
-    names = []
-    for node in model.graph:
-        if node.op_type == "LayerNormalization" and node.inputs[0] is not None:
-            names.append(str(node.inputs[0].name))
-        elif node in after and (node.op_type == "MatMul" or (node.op_type == "Add" and not _masks(node))):
-            names.append(str(node.outputs[0].name))
-    outputs = {value.name for value in model.graph.outputs}
-    return [name for name in _unique(names) if name not in outputs]
+def check_settings(method: str, percentile: float, smoothing: float) -> None:
+    if method not in METHODS or not 0 < percentile <= 100:
+        raise UsageError(
+            f"calibration method {method!r} at {percentile}: choose {', '.join(METHODS[1:])}, "
+            "or percentile in (0, 100]"
+        )
+    if not 0 <= smoothing <= 1:
+        raise UsageError(f"smoothing of {smoothing:g}: choose 0 (none) to 1")
 
 
-def _masks(node: ir.Node) -> bool:
-    return any(use.node.op_type == "Softmax" for use in node.outputs[0].uses())
-
-
-def _instrumented(model: ir.Model, whole: list[str], reduced: list[str]) -> ir.Model:
-    import onnx_ir as ir
-
-    model = model.clone()
-    values = {str(output.name): output for node in model.graph for output in node.outputs}
-    outputs = [values[name] for name in whole]
-    for name in reduced:
-        magnitude = ir.node("Abs", [values[name]], name=f"probe/abs/{name}")
-        largest = ir.node("ReduceMax", magnitude.outputs, {"keepdims": 0}, name=f"probe/max/{name}")
-        magnitude.outputs[0].name, largest.outputs[0].name = f"{name}/abs", f"{name}/absmax"
-        largest.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-        largest.outputs[0].shape = ir.Shape(())
-        producer = values[name].producer()
-        assert producer is not None
-        model.graph.insert_after(producer, (magnitude, largest))
-        outputs.append(largest.outputs[0])
-    model.graph.outputs[:] = outputs
+def _load(model_path: Path) -> ir.Model:
+    model = graphs.load_model(model_path)
+    graphs.check_contract(model, model_path)
     return model
 
 
-def _for_runtime(model: ir.Model, folder: Path) -> str | bytes:
-    import onnx_ir as ir
+def _frames(seconds: float) -> int:
+    return math.ceil(round(seconds / LFR_FRAME_S, 6))
 
-    size = sum(
-        value.const_value.nbytes
-        for value in model.graph.initializers.values()
-        if value.const_value is not None
+
+def _balance(
+    model: ir.Model,
+    samples: Iterable[Sample | Skipped],
+    alpha: float,
+    threads: int | None,
+    tally: _Tally,
+) -> dict[str, tuple[int, ...]]:
+    """Exponents from a first pass over the samples; the second one must find them all again."""
+    if iter(samples) is samples:
+        raise ValueError("smoothing reads the samples twice: give a sequence, not an iterator")
+    probes = ChannelProbes(model, smooth.foldable(model))
+    with probes.session(threads) as run:
+        tally.stream(samples, run)
+    return smooth.exponents(model, probes.largest(), alpha)
+
+
+def _chooser(method: str, percentile: float) -> Any:
+    """Histogram and largest magnitude -> clipping point; None for the largest itself."""
+    if method == "percentile":
+        return lambda counts, _: thresholds.percentile(counts, percentile)
+    return {"entropy": thresholds.entropy, "mse": thresholds.mse}.get(method)
+
+
+def _score(
+    model_path: Path, samples: list[Sample], made: Calibration, threads: int | None, progress: Progress
+) -> dict[str, Any]:
+    groups = layers.kind_groups(graphs.load_model(model_path))
+    chosen = sensitivity.choose(samples)
+    alike = made.method == "max"
+    progress.stage("measuring what int8 costs", len(chosen) * (len(groups) + (2 if alike else 3)))
+    scorer = sensitivity.Scorer(
+        model_path, chosen, exponents=made.exponents, threads=threads, progress=progress
     )
-    if size <= _INLINE_BYTES:
-        return graphs.to_bytes(model)
-    ir.save(
-        model,
-        folder / "probes.onnx",
-        external_data="probes.data",
-        max_workers=1,
-        max_in_flight_bytes=_IN_FLIGHT_BYTES,
+    mine = _decibels(scorer.sqnr(made.amax, None))
+    best = mine if alike else _decibels(scorer.sqnr(sensitivity.largest_ranges(made), None))
+    each = {group.name: _decibels(scorer.sqnr(made.amax, group.layers)) for group in groups}
+    return {"db": mine, "max_db": best, "utterances": len(chosen), "groups": each}
+
+
+def _decibels(value: float) -> float | None:
+    """None where int8 changes nothing at all."""
+    return round(value, 2) if math.isfinite(value) else None
+
+
+def _costs(made: Calibration) -> tuple[str, ...]:
+    lost = made.lost_db
+    if lost is None or lost <= MOST_LOSS_DB:
+        return ()
+    return (
+        f"int8 with these ranges is {lost:.1f} dB worse than with max ranges on the same audio ({made.sqnr['db']:g} "
+        f"against {made.sqnr['max_db']:g} dB): use --method max, or a higher --percentile",
     )
-    return str(folder / "probes.onnx")
 
 
-def _warnings(used: Counter[str], skipped: Counter[str], clipped: int, multilingual: bool) -> tuple[str, ...]:
-    found = []
-    if used.total() < MIN_UTTERANCES:
-        found.append(f"only {used.total()} utterances were used; ranges want at least {MIN_UTTERANCES}")
-    if skipped:
-        found.append(f"{skipped.total()} utterances were skipped ({_counts(skipped)})")
-    if clipped:
-        found.append(f"{clipped} of {used.total()} utterances are clipped at full scale")
-    known = [name for name in used if name != "unknown"]
-    if multilingual and len(known) == 1:
-        found.append(f"every utterance is {known[0]}: a multilingual model wants every language it will hear")
-    return tuple(found)
+def _libraries(model_path: Path) -> dict[str, str]:
+    """Versions the digest of the model and the ranges may depend on; the exporter's where the manifest tells them."""
+    described = manifest.read_manifest(model_path) if manifest.manifest_path(model_path).is_file() else {}
+    here = manifest.versions("numpy", "onnxruntime", "onnxruntime-gpu", "soxr", "av")
+    return here | dict(described.get("built_with", {}))
 
 
-def _counts(counter: Counter[str]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(counter.items()))
+def _needed(model: ir.Model) -> list[str]:
+    """Inputs of the layers that int8 may take: all but the head."""
+    return list(dict.fromkeys(linear.source for linear in graphs.linears(model) if not linear.head))
 
 
-def _parse(path: Path) -> Calibration:
-    again = "calibrate again with  svtool build-trt --int8 --data LIST"
+def _content(path: Path) -> dict[str, Any]:
+    """What the file holds without schema and digest, both of them checked."""
+    again = _again(path)
     if not path.is_file():
         raise ArtifactError(f"the calibration cache {path} does not exist: {again}")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ArtifactError(
             f"the calibration cache {path} is truncated or damaged ({error}): {again}"
         ) from error
-    schema = raw.pop("schema", None) if isinstance(raw, dict) else None
+    schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise ArtifactError(f"{path} has format {schema!r}, this svtool reads {SCHEMA!r}: {again}")
-    try:
-        calibration = Calibration(**raw | {"warnings": tuple(raw.get("warnings", ()))})
-        tables = (calibration.amax.items(), calibration.absmax.items())
-    except (TypeError, AttributeError) as error:
-        raise ArtifactError(f"the calibration cache {path} is damaged ({error}): {again}") from error
-    for kind, table, smallest in (("amax", tables[0], 0.0), ("absmax", tables[1], -0.0)):
-        for name, value in table:
-            usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            if not usable or value < smallest or (kind == "amax" and value == 0):
-                raise ArtifactError(
-                    f"{path}: the {kind} of {name!r} is {value!r}, not a finite positive number: {again}"
-                )
-    return calibration
+    if raw.pop("sha256", None) != _digest(raw):
+        raise ArtifactError(
+            f"{path} was changed after svtool wrote it (its sha256 does not fit its content): {again}; scales of "
+            "another tool come in with  svtool calibrate MODEL --from-trt-cache FILE"
+        )
+    del raw["schema"]
+    return dict(raw)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return manifest.sha256_bytes(json.dumps(content, sort_keys=True).encode())
+
+
+def _again(path: Path) -> str:
+    return f"calibrate again with  svtool calibrate MODEL --data LIST -o {path}"
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {REASONS.get(reason, reason)}" for reason, count in sorted(counter.items()))
+
+
+def _utterances(count: int) -> str:
+    return f"{count} utterance{'' if count == 1 else 's'}"
+
+
+def _listed(names: Sequence[str], noun: str) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} ({shown}{more})"
 
 
 def _brief(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return text[:12] + "…" if len(text) == 64 else text
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

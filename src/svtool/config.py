@@ -64,9 +64,10 @@ class PrecisionConfig:
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    method: str = "percentile"  # "max" or "percentile"
+    method: str = "percentile"  # "max", "percentile", "entropy" or "mse"
     percentile: float = 99.999  # best of 99.9, 99.99, 99.999 and max on the embedded model, by a small margin
     max_seconds: float = 30.0  # longer utterances are skipped and counted
+    smooth: float = 0.0  # 0..1: how much of the loud channels moves from activations into weights
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,341 @@
+"""`svtool calibrate`: a model and utterances in, a calibration cache and a report of what it is worth out.
+
+Decides what is run and where the result goes; the long work runs in a child process, so that Ctrl-C ends it at once
+and leaves no file. Knows nothing of engines being built.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from svtool import calibration, trtcache
+from svtool import graph as graphs
+from svtool.calibration import IMPORTED, MOST_LOSS_DB, REASONS, SCHEMA, Calibration
+from svtool.child import run_child
+from svtool.config import CalibrationConfig, load_config
+from svtool.errors import ArtifactError, UsageError
+from svtool.precision import FP16_SAFE
+from svtool.progress import Progress, Silent
+from svtool.source import Source, read_source
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+TINY = "tiny"
+TINY_LIST = "tiny:calibration"
+_LOUDEST = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    model: Path
+    data: str | None = None  # utterance list; the embedded model has one of its own
+    output: Path | None = None  # default: beside the model, named after the list
+    method: str | None = None  # None: the config's
+    percentile: float | None = None
+    smooth: float | None = None
+    from_trt_cache: Path | None = None
+    to_trt_cache: Path | None = None
+    config: Path | None = None
+    threads: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    cache: Path
+    model: Path
+    calibration: Calibration
+    unchanged: bool  # the cache was there already, made from the same inputs
+    trt_cache: Path | None = None
+    left_out: int = 0  # foreign scales of tensors that are no linear input here
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    @property
+    def loud(self) -> list[tuple[str, float]]:
+        """Tensors above what fp16 holds safely, loudest first."""
+        every = sorted(self.calibration.absmax.items(), key=lambda one: -one[1])
+        return [one for one in every if one[1] > FP16_SAFE]
+
+    def to_json(self) -> dict[str, Any]:
+        made = self.calibration
+        loudest = sorted(made.absmax.items(), key=lambda one: -one[1])[:_LOUDEST]
+        return {
+            "schema": "svtool.calibrate/1",
+            "cache": str(self.cache),
+            "model": str(self.model),
+            "unchanged": self.unchanged,
+            "digest": made.digest,
+            "onnx_digest": made.onnx_digest,
+            "list": made.list_name,
+            "list_digest": made.list_digest,
+            "method": made.method,
+            "percentile": made.percentile,
+            "smooth": made.smooth,
+            "used": made.used,
+            "skipped": dict(made.skipped),
+            "languages": dict(made.languages),
+            "audio_seconds": round(made.seconds, 2),
+            "ranges": len(made.amax),
+            "sqnr": dict(made.sqnr),
+            "fp16": {
+                "limit": FP16_SAFE,
+                "measured": len(made.absmax),
+                "over": len(self.loud),
+                "loudest": [{"tensor": name, "absmax": value} for name, value in loudest],
+            },
+            "warnings": list(made.warnings),
+            "trt_cache": str(self.trt_cache) if self.trt_cache else None,
+            "left_out": self.left_out,
+            "seconds": round(self.seconds, 2),
+            "peak_rss_bytes": self.peak_rss_bytes,
+        }
+
+
+def run(request: Request, progress: Progress | None = None) -> Report:
+    """Make one cache, or say that it is there. On any exception, KeyboardInterrupt included, no file is left."""
+    progress = progress or Silent()
+    settings = _settings(request)
+    path = request.model / "model.onnx" if request.model.is_dir() else request.model
+    source = read_source(path)
+    scales, left_out = _scales(request, path)
+    spec = request.data or _default_list(source, request)
+    cache = _output(request, path, spec)
+    wanted = _Wanted(source, settings, spec, scales)
+    if not request.force and (found := _usable(cache, wanted, progress)) is not None:
+        progress.note(f"{cache} is there already: same model, list and settings (--force makes it again)")
+        return _with_text(Report(cache, path, found, True, left_out=left_out), request)
+    made, seconds, peak = _made(wanted, request, progress)
+    if left_out:
+        note = f"scales of {left_out} tensors that are no linear input of this model were left out"
+        made = replace(made, warnings=(*made.warnings, note))
+        progress.note(f"warning: {note}")
+    calibration.save_cache(cache, made)
+    report = Report(cache, path, made, False, left_out=left_out, seconds=seconds, peak_rss_bytes=peak)
+    return _with_text(report, request)
+
+
+def work(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """The child's side of `run`."""
+    made = calibration.calibrate_list(
+        Path(payload["model"]), payload["job"], threads=payload["threads"], progress=progress
+    )
+    calibration.save_cache(Path(payload["write"]), made)
+    return {}
+
+
+def render(report: Report) -> RenderableType:
+    from rich.table import Table
+
+    made = report.calibration
+    table = Table(title=f"{report.cache}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _rows(report, made):
+        table.add_row(name, value)
+    return table
+
+
+def _rows(report: Report, made: Calibration) -> list[tuple[str, str]]:
+    rows = [
+        ("model", str(report.model)),
+        ("state", "as before, nothing was run" if report.unchanged else f"made in {report.seconds:.1f} s"),
+        ("method", _method(made)),
+        ("utterances", _used(made)),
+        ("languages", ", ".join(f"{count} {name}" for name, count in made.languages.items()) or "none"),
+        ("ranges", f"{len(made.amax)} linear inputs for int8, {len(made.absmax)} tensors for fp16"),
+        *_sqnr_rows(made.sqnr),
+        ("fp16", _fp16(report, made)),
+    ]
+    if report.trt_cache is not None:
+        rows.append(("text cache", str(report.trt_cache)))
+    return rows + [("warning", warning) for warning in made.warnings]
+
+
+def _method(made: Calibration) -> str:
+    name = f"{made.method} {made.percentile:g}" if made.percentile is not None else made.method
+    return f"{name}, smoothed by {made.smooth:g}" if made.smooth else name
+
+
+def _used(made: Calibration) -> str:
+    if not made.used:
+        return "none"
+    skipped = ", ".join(f"{count} {REASONS.get(reason, reason)}" for reason, count in made.skipped.items())
+    return f"{made.used} used, {made.seconds:.0f} s of audio; skipped: {skipped or 'none'}"
+
+
+def _sqnr_rows(sqnr: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not sqnr:
+        return [("int8 costs", "not measured: no audio")]
+    lost = None if None in (sqnr["db"], sqnr["max_db"]) else sqnr["max_db"] - sqnr["db"]
+    verdict = ", BAD" if lost is not None and lost > MOST_LOSS_DB else ""
+    rows = [
+        ("int8, all layers", f"{_db(sqnr['db'])} over {sqnr['utterances']} utterances{verdict}"),
+        ("  by max ranges", _db(sqnr["max_db"])),
+    ]
+    return rows + [(f"  {name} alone", _db(value)) for name, value in sqnr["groups"].items()]
+
+
+def _db(value: float | None) -> str:
+    return "exact" if value is None else f"{value:.1f} dB"
+
+
+def _fp16(report: Report, made: Calibration) -> str:
+    if not made.absmax:
+        return "not measured: the residual stream stays float32"
+    name, value = max(made.absmax.items(), key=lambda one: one[1])
+    if not report.loud:
+        return f"every tensor fits; the loudest is {name} at {value:.4g}"
+    shown = ", ".join(f"{name} at {value:.4g}" for name, value in report.loud[:_LOUDEST])
+    return f"{len(report.loud)} tensors above {FP16_SAFE:g} stay float32: {shown}"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    source: Source
+    settings: CalibrationConfig
+    list: str | None
+    scales: Mapping[str, float] | None
+
+    @property
+    def method(self) -> str:
+        return self.settings.method if self.scales is None else IMPORTED
+
+
+def _settings(request: Request) -> CalibrationConfig:
+    base = load_config(request.config).calibration if request.config is not None else CalibrationConfig()
+    if request.from_trt_cache is not None:
+        given = {"--method": request.method, "--percentile": request.percentile, "--smooth": request.smooth}
+        if named := [name for name, value in given.items() if value]:
+            raise UsageError(
+                f"{named[0]} and --from-trt-cache exclude each other: another tool has chosen the scales already"
+            )
+        return replace(base, smooth=0.0)
+    if request.percentile is not None and request.method not in (None, "percentile"):
+        raise UsageError(f"--percentile is for --method percentile, not {request.method}")
+    settings = replace(
+        base,
+        method=request.method or ("percentile" if request.percentile is not None else base.method),
+        percentile=request.percentile if request.percentile is not None else base.percentile,
+        smooth=request.smooth if request.smooth is not None else base.smooth,
+    )
+    calibration.check_settings(settings.method, settings.percentile, settings.smooth)
+    if request.to_trt_cache is not None and settings.smooth:
+        raise UsageError(
+            "--to-trt-cache and --smooth exclude each other: the scales of a smoothed graph fit no other graph"
+        )
+    return settings
+
+
+def _scales(request: Request, path: Path) -> tuple[dict[str, float] | None, int]:
+    if request.from_trt_cache is None:
+        return None, 0
+    found = trtcache.read(request.from_trt_cache)
+    return calibration.matched_scales(graphs.load_model(path), found, request.from_trt_cache)
+
+
+def _default_list(source: Source, request: Request) -> str | None:
+    if request.from_trt_cache is not None:
+        return None
+    if source.name == TINY:
+        return TINY_LIST
+    raise UsageError(
+        f"calibrating {source.path} needs audio: name an utterance list with --data LIST "
+        "(64 utterances or more, like what the engine will hear)"
+    )
+
+
+def _output(request: Request, path: Path, spec: str | None) -> Path:
+    beside = calibration.default_cache(path, spec or str(request.from_trt_cache))
+    output = request.output or beside
+    if output.is_dir():
+        output = output / beside.name
+    if output.exists() and not request.force and not _is_cache(output):
+        raise UsageError(
+            f"{output} is no calibration cache and would be replaced: choose another name with -o, or use --force"
+        )
+    for other in (path, request.from_trt_cache, request.to_trt_cache, Path(spec) if spec else None):
+        if other is not None and other.resolve() == output.resolve():
+            raise UsageError(f"the cache would replace {other}: choose another name with -o")
+    return output
+
+
+def _is_cache(path: Path) -> bool:
+    """Ours, whole or cut off: the schema is the first thing in it."""
+    with path.open("rb") as stream:
+        return b'"' + SCHEMA.split("/")[0].encode() in stream.read(200)
+
+
+def _usable(cache: Path, wanted: _Wanted, progress: Progress) -> Calibration | None:
+    """The finished cache, when it answers exactly what is asked; a note says why it does not."""
+    from svtool.utterances import read_utterances
+
+    if not cache.is_file():
+        return None
+    settings = wanted.settings
+    try:
+        found = calibration.load_cache(
+            cache,
+            wanted.source.digest,
+            list_digest=read_utterances(wanted.list).digest if wanted.list else "",
+            frontend=_frontend(wanted.source.path),
+            method=wanted.method,
+            percentile=settings.percentile if wanted.method == "percentile" else None,
+            smoothing=settings.smooth,
+            max_seconds=settings.max_seconds,
+        )
+    except ArtifactError as error:
+        progress.note(f"calibrating again: {error}")
+        return None
+    if wanted.scales is not None and dict(found.amax) != dict(wanted.scales):
+        progress.note(f"calibrating again: {cache} holds other scales")
+        return None
+    return found
+
+
+def _frontend(path: Path) -> dict[str, Any]:
+    """Empty where the model lies without the rest of its folder: then nothing is known of the front end."""
+    from svtool.assets import CMVN_NAME, find_assets
+
+    if not (path.parent / CMVN_NAME).is_file():
+        return {}
+    return calibration.frontend_settings(find_assets(str(path.parent)).cmvn)
+
+
+def _made(wanted: _Wanted, request: Request, progress: Progress) -> tuple[Calibration, float, int]:
+    """The calibration, its seconds and its peak memory."""
+    path, settings = wanted.source.path, wanted.settings
+    if wanted.list is None:
+        assert wanted.scales is not None
+        made = calibration.import_scales(path, wanted.scales, frontend=_frontend(path))
+        for warning in made.warnings:
+            progress.note(f"warning: {warning}")
+        return replace(made, max_seconds=settings.max_seconds), 0.0, 0
+    with tempfile.TemporaryDirectory(prefix="svtool-calibrate-") as folder:
+        write = Path(folder) / "cache.json"
+        job = {
+            "list": wanted.list,
+            "assets": str(path.parent),
+            "method": settings.method,
+            "percentile": settings.percentile,
+            "max_seconds": settings.max_seconds,
+            "smooth": settings.smooth,
+            "scales": dict(wanted.scales) if wanted.scales is not None else None,
+        }
+        payload = {"model": str(path), "job": job, "threads": request.threads, "write": str(write)}
+        finished = run_child("calibrate:work", payload, progress)
+        return calibration.read_cache(write), finished.wall_s, finished.peak_rss_bytes
+
+
+def _with_text(report: Report, request: Request) -> Report:
+    if request.to_trt_cache is None:
+        return report
+    if report.calibration.smooth:
+        raise UsageError(f"{report.cache} is smoothed: its scales fit no other graph")
+    trtcache.write(request.to_trt_cache, report.calibration.amax)
+    return replace(report, trt_cache=request.to_trt_cache)
