@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -12,6 +14,7 @@ import small_graph
 from svtool import graph as graphs
 from svtool import layers
 from svtool.errors import UsageError
+from svtool.source import read_source
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,17 @@ def test_groups_of_one_layer_bear_its_name(model: ir.Model) -> None:
     assert groups[0].macs == 560 * 96 == shapes[groups[0].name][0] * shapes[groups[0].name][1]
 
 
+def test_layers_left_out_are_in_no_group() -> None:
+    model = full_size()
+    pinned = layers.match(model, ["*.encoders.1?.*.linear_out", "*.tp_encoders.3.*", "ctc.*"])
+    groups = layers.layer_groups(model, leave_out=pinned)
+    kept = [name for name in layers.quantizable(model) if name not in pinned]
+    assert sorted(name for group in groups for name in group.layers) == sorted(kept)
+    assert len(groups) == 24
+    assert sum(group.macs for group in groups) == 4 * len(kept)
+    assert layers.layer_groups(model, leave_out=layers.quantizable(model)) == ()
+
+
 def test_kind_groups(model: ir.Model) -> None:
     found = {group.name: len(group.layers) for group in layers.kind_groups(model)}
     assert found == {"linear_q_k_v": 3, "linear_out": 3, "w_1": 3, "w_2": 3}
@@ -109,3 +123,14 @@ def test_patterns_name_layers_or_are_refused(model: ir.Model) -> None:
         layers.match(model, ["*.w_1", "*.w_3"])
     with pytest.raises(UsageError, match="at least one"):
         layers.layer_groups(model, most=0)
+
+
+def test_a_source_counts_what_stays_out_of_int8(tmp_path: Path) -> None:
+    path = small_graph.write(tmp_path / "model.onnx")
+    free, kept = read_source(path), read_source(path, keep=["*.w_2", "ctc.*"])
+    assert (free.pinned, len(free.groups), free.other_macs) == ((), 12, 32 * 40)
+    assert [name.rsplit(".", 1)[1] for name in kept.pinned] == ["w_2", "w_2", "w_2", "ctc_lo"]
+    assert not any(name in kept.pinned for group in kept.groups for name in group.layers)
+    assert kept.other_macs == 32 * 40 + 3 * 48 * 32  # the logits layer counted once
+    with pytest.raises(UsageError, match=r"'\*\.w_3' matches no layer"):
+        read_source(path, keep=["*.w_3"])

@@ -35,15 +35,17 @@ def quantizable(model: ir.Model) -> tuple[str, ...]:
     return tuple(linear.name for linear in _body(model))
 
 
-def layer_groups(model: ir.Model, *, most: int = 24) -> tuple[LayerGroup, ...]:
+def layer_groups(
+    model: ir.Model, *, most: int = 24, leave_out: Collection[str] = ()
+) -> tuple[LayerGroup, ...]:
     """All linear layers but the head, consecutive ones of a kind merged so that at most `most` groups result.
 
-    The groups stand in the order of their first layers. A graph with more kinds than `most` (layers that another
-    exporter left nameless) is merged across kinds.
+    Layers that `leave_out` names are in no group. The groups stand in the order of their first layers. A graph with
+    more kinds than `most` (layers that another exporter left nameless) is merged across kinds.
     """
     if most < 1:
         raise UsageError(f"{most} layer groups are asked for: at least one is needed")
-    linears = _body(model)
+    linears = [linear for linear in _body(model) if linear.name not in leave_out]
     position = {linear.name: index for index, linear in enumerate(linears)}
     kinds = _by_kind(linears)
     if len(kinds) > most:

@@ -5,14 +5,15 @@ Knows the graph and its manifest. Knows nothing of precision, profiles or Tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svtool import graph as graphs
-from svtool import manifest
+from svtool import layers, manifest
 from svtool.errors import ArtifactError
+from svtool.layers import LayerGroup
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -34,14 +35,25 @@ class Source:
     vocabulary: int
     parameters: int
     max_frames: int
+    groups: tuple[LayerGroup, ...]  # may become int8, for a search to move
+    pinned: tuple[str, ...]  # linear layers the user keeps out of int8
+    other_macs: int  # of linear layers that never become int8: the logits layer and the pinned ones
 
     @property
     def name(self) -> str:
         return str(self.manifest.get("source", {}).get("name", ""))
 
+    @property
+    def is_tiny(self) -> bool:
+        """Whether it is the embedded demonstration model."""
+        return self.name == "tiny"
 
-def read_source(path: Path, head: str = "logits") -> Source:
-    """Check a model against the contract and read its sizes. Raises ArtifactError."""
+
+def read_source(path: Path, head: str = "logits", *, keep: Sequence[str] = ()) -> Source:
+    """Check a model against the contract and read its sizes. `keep`: patterns of layers that stay out of int8.
+
+    Raises ArtifactError, or UsageError for a pattern that names no layer.
+    """
     model = graphs.load_model(path)
     graphs.check_contract(model, path)
     linears = list(graphs.linears(model))
@@ -55,6 +67,8 @@ def read_source(path: Path, head: str = "logits") -> Source:
         raise ArtifactError(
             f"{path} is an engine ({described.get('precision')}): build from the float32 model.onnx"
         )
+    pinned = layers.match(model, keep)
+    groups = layers.layer_groups(model, leave_out=pinned)
     return Source(
         path=path,
         manifest=described,
@@ -68,6 +82,10 @@ def read_source(path: Path, head: str = "logits") -> Source:
             value.const_value.size for value in model.graph.initializers.values() if value.const_value
         ),
         max_frames=int(described.get("max_frames", _MAX_FRAMES)),
+        groups=groups,
+        pinned=pinned,
+        other_macs=sum(linear.shape[0] * linear.shape[1] for linear in linears)
+        - sum(group.macs for group in groups),
     )
 
 
