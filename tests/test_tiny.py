@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from svtool import tiny
-from svtool.errors import UsageError
+from svtool.errors import SvtoolError
 from svtool.utterances import read_utterances
 
 
@@ -71,5 +71,6 @@ def test_sixteen_bit_rounds() -> None:
 
 
 def test_an_unknown_list_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="tiny:calibration, tiny:drift"):
+    with pytest.raises(SvtoolError, match="tiny:calibration, tiny:drift") as caught:
         tiny.render("nonsense")
+    assert caught.value.exit_code == 1  # like a list file that does not exist
