@@ -43,6 +43,7 @@ def test_a_model_against_itself_drifts_by_exactly_nothing(tiny_model: Path) -> N
     assert code == 0
     assert report["drift_points"] == report["ci_low"] == report["ci_high"] == report["disagreement"] == 0
     assert report["executed"] is True
+    assert "baseline and candidate are the same file; this proves only the pipeline" in report["warnings"]
 
 
 @pytest.mark.case("Q9")
@@ -127,3 +128,58 @@ def test_a_few_utterances_cannot_decide(tiny_model: Path, tiny_int8: Path) -> No
     code, report, _ = gate(tiny_model, tiny_int8, "--limit", 5)
     assert (code, report["verdict"]) == (3, "inconclusive")
     assert "too little data" in report["reasons"][0]
+
+
+@pytest.mark.parametrize("data", ["absent.jsonl", "tiny:nonsense", "tiny:"])
+def test_a_list_that_does_not_exist_is_one_sentence_and_exit_1(
+    tiny_model: Path, in_folder: Path, data: str
+) -> None:
+    code, report, said = gate(tiny_model, tiny_model, "--data", data)
+    assert (code, report, len(said.splitlines())) == (1, {}, 1)
+    assert data in said
+    assert ("tiny:calibration, tiny:drift" in said) == data.startswith("tiny:")
+
+
+def test_a_missing_manifest_and_swapped_sides_are_in_the_report(
+    tiny_model: Path, tiny_int8: Path, tmp_path: Path
+) -> None:
+    """Without a manifest the precision is read from the graph, so that swapped sides are still seen."""
+    plan = copied(tiny_int8, tmp_path)
+    for path in tmp_path.glob("*.onnx.json"):
+        path.unlink()
+    twin, model = plan.with_suffix(".onnx"), tmp_path / "model.onnx"
+    code, report, _ = gate(twin, model, "--data", "tiny:drift", "--limit", LIMIT)
+    assert code in (0, 3)
+    said = "\n".join(report["warnings"])
+    assert f"svtool validate-wer {model} {twin}" in said
+    assert "baseline int8.onnx: no manifest (int8.onnx.json) lies beside it" in said
+    assert "candidate model.onnx: no manifest (model.onnx.json) lies beside it" in said
+    assert len(report["baseline"]["sha256"]) == 64
+
+
+def test_a_plan_against_its_own_twin_proves_nothing(tiny_int8: Path) -> None:
+    twin = tiny_int8.with_suffix(".onnx")
+    code, report, _ = gate(twin, tiny_int8, "--data", "tiny:drift", "--limit", LIMIT)
+    assert code == 0
+    told = any("the same file ran for baseline and candidate" in one for one in report["warnings"])
+    assert told is not report["executed"]  # with a GPU the plan itself runs
+
+
+def test_a_damaged_manifest_is_refused_by_name(tiny_model: Path, tiny_int8: Path, tmp_path: Path) -> None:
+    plan = copied(tiny_int8, tmp_path)
+    manifest_path(plan).write_text("{")
+    for pair in ((tiny_model, plan), (plan, tiny_model)):
+        code, report, said = gate(*pair, "--data", "tiny:drift")
+        assert (code, report) == (1, {})
+        assert "int8.plan.json is damaged" in said
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_the_printed_report_has_no_spaces_at_line_ends(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    result = runner.invoke(app, ["validate-wer", str(tiny_model), str(tiny_model), "--limit", "5"])
+    lines = result.stdout.splitlines()
+    assert len(lines) > 30
+    assert [line for line in lines if line != line.rstrip()] == []

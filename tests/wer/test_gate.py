@@ -95,7 +95,7 @@ def test_options_that_mean_nothing_are_usage_errors(options: dict[str, float]) -
 def test_few_utterances_are_said_to_be_few() -> None:
     few = run(changed(0, ENOUGH_UTTERANCES - 1), changed(0, ENOUGH_UTTERANCES - 1))
     assert few.whole.utterances == 199
-    assert any("only 199 utterances (1990 reference tokens)" in warning for warning in few.warnings)
+    assert any("only 199 utterances (1,990 words of reference text)" in warning for warning in few.warnings)
     assert any("too narrow to trust" in warning for warning in few.warnings)
     assert not run(changed(0, ENOUGH_UTTERANCES), changed(0, ENOUGH_UTTERANCES)).warnings
 
@@ -111,7 +111,8 @@ def test_disagreement_fails_where_drift_is_blind() -> None:
     report = run(*texts, GateOptions(max_disagreement=10))
     assert (report.verdict, report.whole.drift) == ("fail", 0.0)
     assert report.disagreement == pytest.approx(20.0)
-    assert "20.00 %, above the limit of 10 %" in report.reasons[0]
+    assert "changed 20.00 % of the words" in report.reasons[0]
+    assert "above the limit of 10 %" in report.reasons[0]
     assert run(*texts, GateOptions(max_disagreement=20)).verdict == "pass"
 
 
@@ -168,7 +169,7 @@ def test_an_utterance_a_side_failed_on_fails_the_gate(failing: str) -> None:
     broken = [*good[:-1], Answer(error="logits are not finite")]
     report = run(broken, good) if failing == "base" else run(good, broken)
     assert report.verdict == "fail"
-    assert f"{failing} failed on 1 of 2000 utterances (u1999: logits are not finite)" in report.reasons[0]
+    assert f"{failing} failed on 1 of 2,000 utterances (u1999: logits are not finite)" in report.reasons[0]
 
 
 def test_a_side_that_fails_on_everything_is_an_error_and_not_a_score() -> None:
@@ -181,7 +182,7 @@ def test_a_side_that_fails_on_everything_is_an_error_and_not_a_score() -> None:
 
 def test_missing_references_are_named() -> None:
     listed = utterances([TEXT, None, "", None])
-    with pytest.raises(SvtoolError, match=r"2 of 4 utterances have no reference text \(u1, u3\)"):
+    with pytest.raises(SvtoolError, match=r"2 of 4 utterances without reference text \(u1, u3\)"):
         run([TEXT] * 4, [TEXT] * 4, None, listed)
 
 
@@ -344,7 +345,7 @@ def test_batched_texts_are_checked_against_batch_1() -> None:
     assert (good.candidate.alone.utterances, good.candidate.alone.differing) == (32, ())
     bad = validate(side("a", texts), side("b", texts, transcribe_alone=broken), utterances(texts))
     assert bad.verdict == "fail"
-    assert "b: 32 of 32 texts differ from those at batch 1" in bad.reasons[0]
+    assert "b: 32 of 32 texts changed when each utterance was run alone" in bad.reasons[0]
 
 
 def test_an_artifact_that_did_not_run_is_said_so() -> None:
@@ -353,8 +354,51 @@ def test_an_artifact_that_did_not_run_is_said_so() -> None:
         side("a", [TEXT]), side("int8.plan", [TEXT], executed=False, note=note), utterances([TEXT])
     )
     assert not report.executed
-    assert f"int8.plan: engine itself not executed; {note}" in report.warnings
+    assert f"candidate int8.plan: engine itself not executed; {note}" in report.warnings
     assert run([TEXT], [TEXT]).executed
+
+
+def pair(baseline: dict[str, object], candidate: dict[str, object]) -> tuple[str, ...]:
+    texts = [TEXT] * ENOUGH_UTTERANCES
+    before, after = side("a.onnx", texts, **baseline), side("b.onnx", texts, **candidate)
+    report = validate(before, after, utterances(texts))
+    assert report.exit_code == 0
+    return report.warnings
+
+
+def test_one_file_on_both_sides_is_said_to_prove_nothing_of_the_engine() -> None:
+    assert pair({"digest": "ab"}, {"digest": "ab"}) == (
+        "baseline and candidate are the same file; this proves only the pipeline",
+    )
+    (said,) = pair({"digest": "ab", "ran_digest": "cd"}, {"digest": "cd", "ran_digest": "cd"})
+    assert "the same file ran for baseline and candidate" in said
+    assert pair({"digest": "ab"}, {"digest": "cd"}) == pair({}, {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "swapped"),
+    [
+        ("int8", "fp32", True),
+        ("fp16", "fp32", True),
+        ("int8", "fp16", True),
+        ("int8-weights", "fp16", True),
+        ("int8-weights", "int8", False),
+        ("fp32", "int8", False),
+        ("int8", "int8", False),
+        (None, "fp32", False),
+    ],
+)
+def test_sides_that_look_swapped_are_warned_of(
+    baseline: str | None, candidate: str | None, swapped: bool
+) -> None:
+    found = pair({"conditions": {"precision": baseline}}, {"conditions": {"precision": candidate}})
+    assert len(found) == swapped
+    assert all("svtool validate-wer b.onnx a.onnx" in one for one in found)
+
+
+@pytest.mark.parametrize(("number", "said"), [(1, "only 1 utterance ("), (2, "only 2 utterances (")])
+def test_one_utterance_is_not_plural(number: int, said: str) -> None:
+    assert said in run([TEXT] * number, [TEXT] * number).warnings[0]
 
 
 @pytest.mark.case("Q12")

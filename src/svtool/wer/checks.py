@@ -13,6 +13,7 @@ from typing import Literal
 from svtool.errors import UsageError
 from svtool.wer.groups import Group
 from svtool.wer.score import Counts, Korean, utterances_to_decide
+from svtool.wer.words import amount, quantity, signed
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 ENOUGH_UTTERANCES = 200
@@ -78,7 +79,9 @@ def percent(counts: Counts) -> float | None:
 
 def failures_check(name: str, failed: Sequence[tuple[str, str]], utterances: int) -> Check:
     shown = "; ".join(f"{one}: {error}" for one, error in failed[:5]) + ("; …" if len(failed) > 5 else "")
-    message = f"{name} failed on {len(failed)} of {utterances} utterances" + (f" ({shown})" if failed else "")
+    message = f"{name} failed on {len(failed)} of {quantity(utterances, 'utterance')}" + (
+        f" ({shown})" if failed else ""
+    )
     return Check(f"failed utterances of {name}", len(failed), 0, not failed, message)
 
 
@@ -86,16 +89,19 @@ def disagreement_check(judged: Counts, utterances: int, options: GateOptions) ->
     limit = options.max_disagreement
     if limit is None:
         return
-    where = " = ".join(options.disagreement_where) if options.disagreement_where else "all"
-    scope = f"on {utterances} utterances ({where})"
+    where = " with " + " ".join(options.disagreement_where) if options.disagreement_where else ""
+    scope = f"on {quantity(utterances, 'utterance')}{where}"
     value = percent(judged)
     if value is None:
         # Both silent is agreement; text where the baseline has none at all cannot be put in percent.
-        said = f"the baseline gave no text {scope} and the candidate {judged.insertions} tokens"
+        said = f"the baseline gave no text {scope} and the candidate {quantity(judged.insertions, 'word')}"
         yield Check("disagreement", None, limit, judged.errors == 0, said)
         return
     side = "within" if value <= limit else "above"
-    said = f"candidate against baseline text {scope}: {value:.2f} %, {side} the limit of {limit:g} %"
+    said = (
+        f"the candidate changed {value:.2f} % of the words in the baseline's texts {scope}, "
+        f"{side} the limit of {limit:g} %"
+    )
     yield Check("disagreement", value, limit, value <= limit, said)
 
 
@@ -104,12 +110,19 @@ def sqnr_check(value: float | None, options: GateOptions) -> Iterator[Check]:
     if limit is None:
         return
     if value is None:
-        said = "SQNR has a limit but was not measured: both sides need logits (their twins have them)"
+        said = (
+            "the signal to noise ratio (SQNR) has a limit but was not measured: both sides need raw scores "
+            "(their ONNX twins give them)"
+        )
         yield Check("sqnr_db", None, limit, None, said)
         return
     side = "at or above" if value >= limit else "below"
     yield Check(
-        "sqnr_db", value, limit, value >= limit, f"SQNR {value:.1f} dB is {side} the limit of {limit:g} dB"
+        "sqnr_db",
+        value,
+        limit,
+        value >= limit,
+        f"signal to noise (SQNR) of {value:.1f} dB is {side} the limit of {limit:g} dB",
     )
 
 
@@ -119,7 +132,7 @@ def bucket_checks(kind: str, groups: Sequence[Group], options: GateOptions) -> I
         if group.interval is None or group.utterances < ENOUGH_IN_A_BUCKET or len(groups) == 1:
             continue
         if group.interval.exceeds >= _SURE:
-            said = f"{kind} {group.name}: {_drift_words(group)} lies above the budget of {options.budget:g}"
+            said = f"{kind} {group.name}: {_drift_words(group)} lies above the budget of {_points(options.budget)}"
             yield Check(f"{kind} {group.name}", group.drift, options.budget, False, said)
 
 
@@ -128,7 +141,10 @@ def alone_check(name: str, alone: AloneCheck | None, options: GateOptions) -> It
         return
     limit = options.max_alone_disagreement
     passed = not alone.differing if alone.disagreement is None else alone.disagreement <= limit
-    said = f"{name}: {len(alone.differing)} of {alone.utterances} texts differ from those at batch 1"
+    said = (
+        f"{name}: {len(alone.differing)} of {quantity(alone.utterances, 'text')} changed when each utterance "
+        "was run alone, not in a batch"
+    )
     yield Check(f"batch 1 of {name}", alone.disagreement, limit, passed, said)
 
 
@@ -147,24 +163,27 @@ def decide(
     if whole.interval is None:
         return ("fail" if failed else "inconclusive"), (
             *failed,
-            "no reference holds a token: drift is undefined",
+            "no reference text holds a word: drift is undefined",
         )
     drift = _drift_words(whole)
     if whole.interval.low > budget:
-        failed.insert(0, f"{drift} lies above the budget of {budget:g}")
+        failed.insert(0, f"{drift} lies above the budget of {_points(budget)}")
     if failed:
         return "fail", tuple(failed)
     if whole.interval.high > budget:
-        return "inconclusive", (f"{drift} straddles the budget of {budget:g}: {_advice(more)}", *unmeasured)
+        return "inconclusive", (
+            f"{drift} straddles the budget of {_points(budget)}: {_advice(more)}",
+            *unmeasured,
+        )
     tokens = whole.baseline.reference_tokens
     if not identical and 100.0 > budget * tokens > 0:
         return "inconclusive", (
-            f"one error in {tokens} tokens is already {100 / tokens:.2f} points, more than the budget of {budget:g}: "
-            "too little data to tell",
+            f"one error in {amount(tokens, whole.metric)} is already {100 / tokens:.2f} points, more than the "
+            f"budget of {_points(budget)}: too little data to tell",
             *unmeasured,
         )
     return ("inconclusive" if unmeasured else "pass"), (
-        f"{drift} stays within the budget of {budget:g}",
+        f"{drift} stays within the budget of {_points(budget)}",
         *unmeasured,
     )
 
@@ -172,13 +191,18 @@ def decide(
 def _drift_words(group: Group) -> str:
     assert group.drift is not None
     assert group.interval is not None
-    return f"drift {group.drift:+.2f} points (95 % {group.interval.low:+.2f} to {group.interval.high:+.2f})"
+    low, high = (signed(bound) for bound in (group.interval.low, group.interval.high))
+    return f"drift {signed(group.drift)} points (95 % interval {low} to {high})"
+
+
+def _points(budget: float) -> str:
+    return f"{budget:g} point" + ("" if budget == 1 else "s")
 
 
 def _advice(more: int | None) -> str:
     if more is None:
         return "the drift sits on the budget itself, so more utterances will hardly decide"
-    return f"about {_rounded(more):,} more utterances like these would decide"
+    return f"about {quantity(_rounded(more), 'more utterance')} like these would decide"
 
 
 def _rounded(number: int) -> int:
@@ -194,7 +218,8 @@ def warnings(
     found = []
     if whole.utterances < ENOUGH_UTTERANCES:
         found.append(
-            f"only {whole.utterances} utterances ({whole.baseline.reference_tokens} reference tokens): under "
+            f"only {quantity(whole.utterances, 'utterance')} "
+            f"({amount(whole.baseline.reference_tokens, whole.metric)} of reference text): with fewer than "
             f"{ENOUGH_UTTERANCES} the interval is too narrow to trust"
         )
     for name, executed, note in sides:
@@ -207,6 +232,6 @@ def warnings(
         and (worst_duration.drift or 0) > max(whole.drift, 0)
     ):
         found.append(
-            f"worst duration bucket: {worst_duration.name}, drift {worst_duration.drift:+.2f} points"
+            f"drift is largest in audio of {worst_duration.name}: {signed(worst_duration.drift or 0)} points"
         )
     return tuple(found)

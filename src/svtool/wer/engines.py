@@ -16,12 +16,13 @@ from svtool.audio import decode_audio
 from svtool.backends import FloatArray
 from svtool.errors import ArtifactError, SvtoolError
 from svtool.frontend import LFR_FRAME_S
-from svtool.manifest import check_digest, manifest_path, read_manifest
+from svtool.manifest import check_digest, manifest_path, read_manifest, sha256_file
 from svtool.recognizer import Options, Recognizer, open_recognizer
 from svtool.sqnr import Sqnr
 from svtool.utterances import Utterance
 from svtool.wer.sides import Answer, Side
 
+_INT8_ON_CPU = "exact on every CPU (session.x64quantprecision=1)"
 _FRONTEND = "80 mel, 25/10 ms Hamming, LFR 7/6, CMVN"
 
 
@@ -40,13 +41,12 @@ def open_side(
 ) -> Iterator[Opened]:
     """Open an artifact as a side. For a plan that this machine cannot run its twin runs, and the side says so."""
     manifest = read_manifest(artifact) if manifest_path(artifact).is_file() else {}
-    if artifact.is_file():
-        check_digest(artifact, manifest.get("sha256"))
-    runs, executed, note = artifact, True, None
+    digest = _checked_digest(artifact, manifest.get("sha256")) if artifact.is_file() else None
+    runs, executed, ran_digest, notes = artifact, True, digest, _unchecked(artifact, manifest)
     twin = _twin(artifact, manifest)
     if twin is not None and not runs_here(manifest):
-        runs, executed = twin, False
-        note = (
+        runs, executed, ran_digest = twin, False, _checked_digest(twin, manifest.get("twin_sha256"))
+        notes.append(
             f"it cannot run here (no CUDA device): its ONNX twin {twin.name} was run; "
             "engine itself not executed"
         )
@@ -55,13 +55,14 @@ def open_side(
         alone = replace(options, batch_size_n=1)
         side = Side(
             name=artifact.name,
-            transcribe=lambda utterances: _answers(recognizer, utterances, options),
-            transcribe_alone=lambda utterances: _answers(recognizer, utterances, alone),
+            transcribe=lambda utterances: answers(recognizer, utterances, options),
+            transcribe_alone=lambda utterances: answers(recognizer, utterances, alone),
             artifact=artifact,
-            digest=manifest.get("sha256"),
+            digest=digest,
+            ran_digest=ran_digest,
             provider=f"{recognizer.backend.runtime}: {recognizer.backend.provider}",
             executed=executed,
-            note=note,
+            note="; ".join(notes) or None,
             conditions={
                 "segmentation": f"at most {options.max_segment_s:g} s, cut at the quietest point",
                 "frontend": _FRONTEND,
@@ -70,13 +71,48 @@ def open_side(
                 "itn": options.itn,
                 "batch_size_n": options.batch_size_n,
                 "batch_size_s": options.batch_size_s,
-                "precision": manifest.get("precision"),
-                "int8_arithmetic": "exact on every CPU (session.x64quantprecision=1)",
+                "precision": manifest.get("precision") or _precision_of(runs),
+                "int8_arithmetic": _INT8_ON_CPU if recognizer.backend.runtime == "onnxruntime" else None,
             },
         )
         yield Opened(side, recognizer, twin or runs)
     finally:
         recognizer.close()
+
+
+def _checked_digest(artifact: Path, wanted: str | None) -> str:
+    check_digest(artifact, wanted)
+    return wanted or sha256_file(artifact)
+
+
+def _unchecked(artifact: Path, manifest: dict[str, Any]) -> list[str]:
+    """What nothing vouches for."""
+    if not manifest:
+        beside = manifest_path(artifact).name
+        return [
+            f"no manifest ({beside}) lies beside it, so nothing proves that the file is whole or where it came from"
+        ]
+    if manifest.get("twin") and not manifest.get("twin_sha256"):
+        return [
+            "its manifest does not describe its ONNX twin, so nothing proves that the two belong together"
+        ]
+    return []
+
+
+def _precision_of(model: Path) -> str | None:
+    """Read from the graph, for a model without a manifest."""
+    if model.suffix != ".onnx":
+        return None
+    import onnx
+
+    graph = onnx.load(model, load_external_data=False).graph
+    kinds = {node.op_type for node in graph.node}
+    if any(kind.startswith(("Q", "DynamicQ")) or "Integer" in kind for kind in kinds):
+        return "int8"
+    if "DequantizeLinear" in kinds:
+        return "int8-weights"
+    halves = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in graph.initializer)
+    return "fp16" if halves else "fp32"
 
 
 def _twin(artifact: Path, manifest: dict[str, Any]) -> Path | None:
@@ -90,7 +126,7 @@ def _twin(artifact: Path, manifest: dict[str, Any]) -> Path | None:
     return twin
 
 
-def _answers(
+def answers(
     recognizer: Recognizer, utterances: Sequence[Utterance], options: Options
 ) -> Iterable[tuple[int, Answer]]:
     results = recognizer.transcribe_files((one.audio for one in utterances), options)

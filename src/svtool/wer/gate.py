@@ -54,9 +54,11 @@ from svtool.wer.sides import (
     Transcriber,
     collect,
     collect_answers,
+    pairing_notes,
     require_same_conditions,
     tag_agreement,
 )
+from svtool.wer.words import quantity
 
 if TYPE_CHECKING:
     from svtool.utterances import Utterance
@@ -181,7 +183,10 @@ class _Gate:
         return GateReport(
             verdict=verdict,
             reasons=reasons,
-            warnings=warnings(whole, [(s.name, s.executed, s.note) for s in self._sides], worst_duration),
+            warnings=(
+                *pairing_notes(*self._sides),
+                *warnings(whole, self._side_notes(), worst_duration),
+            ),
             options=options,
             normaliser=self._normaliser.id,
             tokeniser=self._tokeniser,
@@ -203,6 +208,11 @@ class _Gate:
             worst=tuple(scorer.show(one) for one in worst_utterances(scored, options.worst)),
             machine=machine(),
         )
+
+    def _side_notes(self) -> list[tuple[str, bool, str | None]]:
+        # two files of different folders often have one name
+        roles = zip(("baseline", "candidate"), self._sides, strict=True)
+        return [(f"{role} {side.name}", side.executed, side.note) for role, side in roles]
 
     def _score(self, scorer: Scorer) -> list[Scored]:
         self._progress.stage("Scoring", total=len(self._utterances))
@@ -268,7 +278,7 @@ def _require_references(utterances: Sequence[Utterance]) -> None:
     if missing:
         first = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
         raise SvtoolError(
-            f"{len(missing)} of {len(utterances)} utterances have no reference text ({first}): "
+            f"{len(missing)} of {quantity(len(utterances), 'utterance')} without reference text ({first}): "
             'give each a "text" (an empty one where nobody speaks) or leave them out of the list'
         )
 

@@ -6,24 +6,26 @@ Knows the published schema and how to show it. Knows nothing of how figures were
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from svtool.errors import SvtoolError
 from svtool.wer.checks import AloneCheck, Check, percent
 from svtool.wer.gate import GateReport, SideScore
 from svtool.wer.groups import Group, Worst
+from svtool.wer.layout import Column, Table
 from svtool.wer.score import Counts, Interval, Tokeniser, align, join_tokens
-from svtool.wer.sides import SHARED_CONDITIONS
+from svtool.wer.sides import SHARED_CONDITIONS, Plain
+from svtool.wer.words import amount, quantity, signed, units
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
     from rich.text import Text
 
 SCHEMA = "svtool.validate-wer/1"
 # Two reports are comparable only when these are equal in both.
 COMPARABLE = ("schema", "normaliser", "tokeniser")
+_ROLES = ("baseline", "candidate")
 _COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 
 
@@ -197,6 +199,24 @@ def _conditions(report: GateReport) -> dict[str, Any]:
 
 # --- for people --------------------------------------------------------------------------------
 
+_TAG_NAMES = {
+    "language": "same language recognised",
+    "emotion": "same emotion tag",
+    "events": "same sound event tags",
+    "itn": "same punctuation (ITN) tag",
+}
+_CONDITION_NAMES: dict[str, tuple[str, Callable[[Plain], str]]] = {
+    "segmentation": ("pieces of long audio", str),
+    "frontend": ("audio features", str),
+    "dither": ("noise added (dither)", lambda value: str(value) if value else "none"),
+    "language": ("language hint", str),
+    "itn": ("digits, punctuation (ITN)", lambda value: "on" if value else "off"),
+    "batch_size_n": ("utterances in a batch", lambda value: f"at most {value}"),
+    "batch_size_s": ("audio in a batch", lambda value: f"at most {value:g} s, padding included"),
+    "precision": ("precision", str),
+    "int8_arithmetic": ("int8 arithmetic", str),
+}
+
 
 def render(report: GateReport) -> RenderableType:
     from rich.console import Group as Stack
@@ -209,9 +229,13 @@ def render(report: GateReport) -> RenderableType:
         _groups_table("By duration", report.by_duration),
         *(_groups_table(f"By {name}", groups) for name, groups in report.by_column.items()),
         *_worst_list(report),
-        _provenance(report),
+        _conditions_table(report),
     ]
     return Stack(*parts)
+
+
+def _scores(report: GateReport) -> tuple[tuple[str, SideScore], ...]:
+    return tuple(zip(_ROLES, (report.baseline, report.candidate), strict=True))
 
 
 def _verdict_panel(report: GateReport) -> RenderableType:
@@ -228,61 +252,92 @@ def _verdict_panel(report: GateReport) -> RenderableType:
     return Panel(text, title=title, title_align="left", border_style=colour, padding=(0, 1))
 
 
-def _table(title: str, columns: Iterable[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", overflow="fold")
-    return table
-
-
 def _sides_table(report: GateReport) -> Table:
     metric = report.whole.metric
-    table = _table("Both sides", ("", "errors/tokens", f"{metric} % (95 %)", "sub/del/ins", "ran on"))
-    for role, score in (("baseline", report.baseline), ("candidate", report.candidate)):
+    columns = (
+        Column("", text=True),
+        Column("errors", drop=2),
+        Column(f"{metric} % (95 % interval)"),
+        Column("wrong / missing / extra", drop=3),
+        Column("ran on", text=True, drop=1),
+    )
+    kinds = units(metric)
+    table = Table(
+        "Both sides", columns, f"{metric}: wrong, missing and extra {kinds} per 100 of the reference"
+    )
+    for role, score in _scores(report):
         counts = score.counts
-        table.add_row(
-            _plain(f"{role}  {score.side.name}"),
-            f"{counts.errors}/{counts.reference_tokens}",
+        table.add(
+            f"{role} {score.side.name}",
+            f"{counts.errors:,} of {counts.reference_tokens:,}",
             _with_interval(percent(counts), score.interval, scale=100.0),
-            f"{counts.substitutions}/{counts.deletions}/{counts.insertions}",
-            _plain(("" if score.side.executed else "twin: ") + _short_provider(score.side.provider)),
+            f"{counts.substitutions:,} / {counts.deletions:,} / {counts.insertions:,}",
+            _short_provider(score.side.provider) + ("" if score.side.executed else " (twin)"),
         )
     return table
 
 
 def _signals_table(report: GateReport) -> Table:
     options, interval = report.options, report.whole.interval
-    table = _table("Signals", ("signal", "value", "limit"))
-    drift = _with_interval(report.whole.drift, interval, signed=True)
-    table.add_row("drift, points (95 %)", drift, f"≤ {options.budget:g}")
+    columns = (Column("signal", text=True), Column("value", text=True), Column("limit"))
+    legend = f"drift: the candidate's {report.whole.metric} minus the baseline's, in percentage points"
+    table = Table("Signals", columns, legend)
+    drift = _with_interval(report.whole.drift, interval, plus=True)
+    table.add("drift (95 % interval), points", drift, f"≤ {options.budget:g}")
     if interval:
-        table.add_row("probability that drift exceeds the budget", f"{100 * interval.exceeds:.1f} %", "")
-    where = f" ({' = '.join(options.disagreement_where)} is judged)" if options.disagreement_where else ""
-    limit = "" if options.max_disagreement is None else f"≤ {options.max_disagreement:g} %"
-    differing = f"{_figure(report.disagreement)} %, {report.differing} texts differ"
-    table.add_row(_plain(f"disagreement with the baseline{where}"), differing, limit)
+        table.add("chance that drift is above the limit", f"{100 * interval.exceeds:.1f} %", "")
+    for row in _disagreement_rows(report):
+        table.add(*row)
     sqnr = _sqnr_note(report) or f"{report.sqnr_db:.1f} dB"
-    table.add_row(
-        "SQNR of logits", sqnr, "" if options.min_sqnr_db is None else f"≥ {options.min_sqnr_db:g} dB"
-    )
+    limit = "" if options.min_sqnr_db is None else f"≥ {options.min_sqnr_db:g} dB"
+    table.add("signal to noise of the raw scores (SQNR)", sqnr, limit)
     for tag, agreement in report.tag_agreement.items():
         if agreement is not None:
-            table.add_row(f"same {tag} tag", f"{agreement:.1f} %", "")
-    punctuation = f"{report.baseline.punctuation} → {report.candidate.punctuation}"
-    table.add_row("punctuation characters", punctuation, "")
-    for role, score in (("baseline", report.baseline), ("candidate", report.candidate)):
+            table.add(_TAG_NAMES[tag], f"{agreement:.1f} % of utterances", "")
+    punctuation = f"baseline {report.baseline.punctuation:,}, candidate {report.candidate.punctuation:,}"
+    table.add("punctuation marks in all texts", punctuation, "")
+    for role, score in _scores(report):
         if score.alone is not None:
-            differing = f"{len(score.alone.differing)} of {score.alone.utterances} differ"
-            table.add_row(f"{role} at batch 1", differing, f"≤ {options.max_alone_disagreement:g} %")
+            table.add(f"{role}: texts that change without batching", *_alone_cells(score.alone, report))
     return table
 
 
+def _disagreement_rows(report: GateReport) -> list[tuple[str, str, str]]:
+    """The limit stands on the row of the utterances that it judges."""
+    options, kinds = report.options, units(report.whole.metric)
+    limit = "" if options.max_disagreement is None else f"≤ {options.max_disagreement:g} %"
+    changed = f"{report.differing:,} of {quantity(report.whole.utterances, 'text')}"
+    everywhere = (
+        f"{kinds} that the candidate changed in the baseline's texts",
+        f"{_figure(report.disagreement)} %, in {changed}",
+    )
+    if options.disagreement_where is None or not limit:
+        return [(*everywhere, limit)]
+    column, value = options.disagreement_where
+    judged = next((check.value for check in report.checks if check.name == "disagreement"), None)
+    return [(*everywhere, ""), (f"the same, only where {column} is {value}", f"{_figure(judged)} %", limit)]
+
+
+def _alone_cells(alone: AloneCheck, report: GateReport) -> tuple[str, str]:
+    changed = f"{len(alone.differing)} of {alone.utterances}"
+    share = (
+        "" if alone.disagreement is None else f", {alone.disagreement:.2f} % of {units(report.whole.metric)}"
+    )
+    return changed + share, f"≤ {report.options.max_alone_disagreement:g} %"
+
+
 def _groups_table(title: str, groups: Sequence[Group]) -> Table:
-    """Narrow enough for 80 columns: a drift that wraps is not read."""
-    table = _table(title, ("", "utt.", "tokens", "rate %", "drift (95 %)", "Δ S/D/I"))
+    metrics = {group.metric for group in groups}
+    one = metrics.pop() if len(metrics) == 1 else None
+    columns = (
+        Column("", text=True),
+        Column("utterances", drop=2),
+        Column(units(one or "MER"), drop=3),
+        Column(f"{one or 'error rate'} % before → after", drop=1),
+        Column("drift (95 % interval), points"),
+        Column("more wrong / missing / extra", drop=4),
+    )
+    table = Table(title, columns)
     for group in groups:
         before, after = group.baseline, group.candidate
         pairs = (
@@ -290,13 +345,13 @@ def _groups_table(title: str, groups: Sequence[Group]) -> Table:
             (before.deletions, after.deletions),
             (before.insertions, after.insertions),
         )
-        table.add_row(
-            _plain(f"{group.name} {group.metric}"),
-            str(group.utterances),
-            str(before.reference_tokens),
+        table.add(
+            group.name if one else f"{group.name} ({group.metric})",
+            f"{group.utterances:,}",
+            f"{before.reference_tokens:,}",
             f"{_figure(percent(before))} → {_figure(percent(after))}",
-            _with_interval(group.drift, group.interval, signed=True),
-            "/".join(f"{now - then:+d}" for then, now in pairs),
+            _with_interval(group.drift, group.interval, plus=True),
+            " / ".join(f"{now - then:+,d}" for then, now in pairs),
         )
     return table
 
@@ -306,78 +361,104 @@ def _worst_list(report: GateReport) -> list[RenderableType]:
 
     if not report.worst:
         return []
-    lines = Text("Worst utterances", style="bold")
-    legend = " (wrong words in red, missing ones struck out, extra ones underlined)\n"
-    lines.append(legend, style="not bold dim")
+    legend = "{right→given} wrong, {-word} missing, {+word} extra. Compared is what the normaliser left;"
+    legend += " `as given` is the candidate's own text where that differs."
+    parts: list[RenderableType] = [Text("\nWorst utterances", style="bold"), Text(legend, style="dim")]
     for one in report.worst:
-        lines.append_text(_worst_entry(one, report.tokeniser))
-    return [lines]
+        parts += _worst_entry(one, report.tokeniser)
+    return parts
 
 
-def _worst_entry(one: Worst, tokeniser: Tokeniser) -> Text:
+def _worst_entry(one: Worst, tokeniser: Tokeniser) -> list[RenderableType]:
+    from rich.table import Table as Grid
     from rich.text import Text
 
     reference, baseline, candidate = one.normalised
-    entry = Text(style="not bold")
-    entry.append(f"{one.id}", style="cyan")
-    entry.append(f"  {one.language}, errors {one.baseline.errors} → {one.candidate.errors}", style="dim")
-    entry.append(f"  raw candidate: {one.raw[2]!r}\n", style="dim")
-    entry.append(f"  reference  {reference}\n")
-    for role, text in (("baseline ", baseline), ("candidate", candidate)):
-        entry.append(f"  {role}  ").append_text(_marked(tokeniser(reference), tokeniser(text))).append("\n")
-    return entry
+    head = Text(one.id, style="cyan")
+    length = "" if one.duration_s is None else f", {one.duration_s:.1f} s"
+    errors = (
+        f"{quantity(one.baseline.errors, 'error')} of the baseline, {one.candidate.errors:,} of the candidate"
+    )
+    head.append(f"  {one.language}{length}: {errors}", style="not bold default dim")
+    texts = Grid.grid(padding=(0, 0, 0, 2))
+    texts.add_column(no_wrap=True)
+    texts.add_column(overflow="fold")
+    texts.add_row("reference", Text(reference or "(empty)"))
+    for role, text in zip(_ROLES, (baseline, candidate), strict=True):
+        texts.add_row(role, _marked(tokeniser(reference), tokeniser(text)))
+    given = one.raw[2]
+    if given != candidate:
+        texts.add_row("as given", Text(given if given.isprintable() else repr(given)), style="dim")
+    return [head, texts]
 
 
 def _marked(reference: Sequence[str], hypothesis: Sequence[str]) -> Text:
+    """Marks that can be read without colours too: reports are piped into files and issues."""
     from rich.text import Text
 
-    styles = {"equal": "", "replace": "red", "insert": "red underline", "delete": "red strike"}
     marked = Text()
     for chunk in align(reference, hypothesis):
-        shown = chunk.reference if chunk.kind == "delete" else chunk.hypothesis
-        marked.append("" if not marked.plain else " ").append(join_tokens(shown), style=styles[chunk.kind])
-    return marked
+        right, given = join_tokens(chunk.reference), join_tokens(chunk.hypothesis)
+        shown, style = {
+            "equal": (given, ""),
+            "replace": (f"{{{right}→{given}}}", "red"),
+            "insert": (f"{{+{given}}}", "red"),
+            "delete": (f"{{-{right}}}", "red"),
+        }[chunk.kind]
+        marked.append("" if not marked.plain else " ").append(shown, style=style)
+    return marked if marked.plain else Text("(empty)")
 
 
-def _provenance(report: GateReport) -> Text:
-    from rich.text import Text
+def _conditions_table(report: GateReport) -> Table:
+    """One row per condition, both sides on it when they differ."""
+    options, whole = report.options, report.whole
+    table = Table("How it was measured", (Column("", text=True), Column("", text=True)))
+    size = (
+        f"{quantity(whole.utterances, 'utterance')}, {amount(whole.baseline.reference_tokens, whole.metric)}"
+    )
+    listed = options.data.get("list")
+    table.add("data", f"{listed}: {size}" if listed else size)
+    table.add(
+        "text compared after", f"normaliser {report.normaliser}, split into words by {report.tokeniser.id}"
+    )
+    table.add(
+        "95 % intervals", f"bootstrap over utterances, {options.resamples:,} resamples, seed {options.seed}"
+    )
+    before, after = report.baseline.side.conditions, report.candidate.side.conditions
+    if not before and not after:
+        table.add("settings", "not recorded")
+    for key in dict.fromkeys((*before, *after)):
+        here, there = (_condition(key, of.get(key)) for of in (before, after))
+        name = _CONDITION_NAMES[key][0] if key in _CONDITION_NAMES else key.replace("_", " ")
+        table.add(name, here if here == there else f"baseline {here}, candidate {there}")
+    flags = ", ".join(report.machine.get("cpu_flags") or ()) or "not known"
+    table.add("this machine", f"{report.machine.get('cpu')}; int8 instructions: {flags}")
+    return table
 
-    options = report.options
-    facts = [f"normaliser {report.normaliser}, tokens {report.tokeniser.id}"]
-    facts.append(f"{report.whole.utterances} utterances, {report.whole.baseline.reference_tokens} tokens")
-    facts.append(f"{options.resamples} resamples, seed {options.seed}")
-    for role, score in (("baseline", report.baseline), ("candidate", report.candidate)):
-        used = ", ".join(f"{key} {value}" for key, value in score.side.conditions.items())
-        facts.append(f"{role}: {used or 'conditions not recorded'}")
-    flags = report.machine.get("cpu_flags") or ("not known",)
-    facts.append(f"cpu {report.machine.get('cpu')} ({', '.join(flags)})")
-    return Text(" · ".join(facts), style="dim")
+
+def _condition(key: str, value: Plain) -> str:
+    """What stands in brackets is for machines and is in the JSON."""
+    if value is None:
+        return "not known"
+    shown = _CONDITION_NAMES[key][1] if key in _CONDITION_NAMES else str
+    return shown(value).partition(" (")[0]
 
 
 def _short_provider(provider: str | None) -> str:
     """`onnxruntime: CPUExecutionProvider` -> `onnxruntime CPU`, so that the table keeps its lines."""
-    return (provider or "?").removesuffix("ExecutionProvider").replace(":", "")
+    return (provider or "not known").removesuffix("ExecutionProvider").replace(":", "")
 
 
-def _plain(text: str) -> Text:
-    """Names come from users' files: square brackets in them are not markup."""
-    from rich.text import Text
-
-    return Text(text)
-
-
-def _figure(value: float | None, *, signed: bool = False) -> str:
+def _figure(value: float | None, *, plus: bool = False) -> str:
     if value is None:
         return "n/a"
-    shown = round(value, 2) + 0.0  # no -0.00
-    return f"{shown:+.2f}" if signed else f"{shown:.2f}"
+    return signed(value) if plus else f"{value:.2f}"
 
 
 def _with_interval(
-    value: float | None, interval: Interval | None, *, scale: float = 1.0, signed: bool = False
+    value: float | None, interval: Interval | None, *, scale: float = 1.0, plus: bool = False
 ) -> str:
     if value is None or interval is None:
-        return _figure(value, signed=signed)
-    low, high = (_figure(scale * bound, signed=signed) for bound in (interval.low, interval.high))
-    between = f"{low} to {high}" if signed else f"{low}–{high}"
-    return f"{_figure(value, signed=signed)} ({between})"
+        return _figure(value, plus=plus)
+    low, high = (_figure(scale * bound, plus=plus) for bound in (interval.low, interval.high))
+    return f"{_figure(value, plus=plus)} ({low} to {high})"

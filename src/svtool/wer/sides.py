@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from svtool.errors import SvtoolError
+from svtool.wer.words import quantity
 
 if TYPE_CHECKING:
     from svtool.progress import Progress
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 Plain = str | int | float | bool | None
 # Scores of two sides say something about the engines only when these agree.
 SHARED_CONDITIONS = ("segmentation", "frontend", "dither", "language", "itn")
+# A baseline less exact than its candidate is most likely a mistake on the command line.
+_EXACTNESS = {"int8": 1, "int8-weights": 2, "fp16": 3, "fp32": 4}
 TAGS = ("language", "emotion", "events", "itn")
 
 
@@ -69,7 +72,8 @@ class Side:
     name: str
     transcribe: Transcriber
     artifact: Path | None = None
-    digest: str | None = None
+    digest: str | None = None  # sha256 of the artifact
+    ran_digest: str | None = None  # of the file that ran: the artifact's own, or its twin's
     provider: str | None = None  # what really ran it
     executed: bool = True  # False: a twin or saved texts stood in for the artifact
     note: str | None = None  # in words, e.g. "plan cannot run here: its ONNX twin was run"
@@ -85,6 +89,27 @@ def require_same_conditions(baseline: Side, candidate: Side) -> None:
                 f"{baseline.name} ran with {key} {here!r} and {candidate.name} with {there!r}: "
                 "run both alike, else the difference is not the engine's"
             )
+
+
+def pairing_notes(baseline: Side, candidate: Side) -> tuple[str, ...]:
+    """What makes a pair prove less than it seems to: one file on both sides, or sides that look swapped."""
+    if baseline.digest is not None and baseline.digest == candidate.digest:
+        return ("baseline and candidate are the same file; this proves only the pipeline",)
+    found = []
+    if baseline.ran_digest is not None and baseline.ran_digest == candidate.ran_digest:
+        found.append(
+            "the same file ran for baseline and candidate (one is the other's ONNX twin); "
+            "this proves only the pipeline"
+        )
+    before, after = (str(side.conditions.get("precision")) for side in (baseline, candidate))
+    if before in _EXACTNESS and after in _EXACTNESS and _EXACTNESS[before] < _EXACTNESS[after]:
+        first, second = (side.artifact or side.name for side in (candidate, baseline))
+        found.append(
+            f"the baseline {baseline.name} is {before} and the candidate {candidate.name} is {after}: they look "
+            "swapped, and drift then says what the exact model costs against the reduced one; the other way "
+            f"round is  svtool validate-wer {first} {second}"
+        )
+    return tuple(found)
 
 
 def collect_answers(side: Side, utterances: Sequence[Utterance], progress: Progress) -> list[Answer]:
@@ -110,7 +135,7 @@ def collect(
     missing = [one.id for index, one in enumerate(utterances) if index not in found]
     if missing:
         raise SvtoolError(
-            f"{name} answered {len(found)} of {len(utterances)} utterances; first without: {missing[0]}"
+            f"{name} answered {len(found)} of {quantity(len(utterances), 'utterance')}; first without: {missing[0]}"
         )
     return [found[index] for index in range(len(utterances))]
 
