@@ -80,6 +80,13 @@ class HeadChoice(str, Enum):
     logits = "logits"
 
 
+class Method(str, Enum):
+    percentile = "percentile"
+    max = "max"
+    entropy = "entropy"
+    mse = "mse"
+
+
 class Flavor(str, Enum):
     auto = "auto"
     rtx = "rtx"
@@ -192,6 +199,63 @@ def transcribe(
                 typer.echo(result.printed)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  svtool calibrate engines/sensevoice --data calib.jsonl")
+def calibrate(
+    model: Annotated[
+        Path, typer.Argument(help="An exported model.onnx or its directory.", show_default=True)
+    ] = Path("engines/tiny/model.onnx"),
+    data: Annotated[
+        str | None,
+        typer.Option(help="Utterance list like what the engine will hear (tiny alone has one of its own)."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="The cache to write (default: <list>.calibration.json beside the model)."
+        ),
+    ] = None,
+    method: Annotated[
+        Method | None, typer.Option(help="How ranges are clipped (default: percentile).", show_default=False)
+    ] = None,
+    percentile: Annotated[
+        float | None,
+        typer.Option(help="Percentile of --method percentile (default: 99.999).", show_default=False),
+    ] = None,
+    smooth: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Move loud channels into the weights, 0 (default) to 1.", show_default=False
+        ),
+    ] = None,
+    from_trt_cache: Annotated[
+        Path | None,
+        typer.Option(help="Take the scales from a TensorRT text cache; --data then measures the rest."),
+    ] = None,
+    to_trt_cache: Annotated[
+        Path | None, typer.Option(help="Write the scales as a TensorRT text cache too.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
+    threads: Threads = None,
+    force: Annotated[bool, typer.Option("--force", help="Calibrate again even when nothing changed.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ranges of a model on real audio, for int8.
+
+    Says what int8 costs, and warns about audio that makes bad ranges."""
+    from svtool.calibrate import Request, render
+    from svtool.calibrate import run as start
+    from svtool.progress import RichProgress
+
+    request = Request(
+        model, data, output, method.value if method else None, percentile, smooth, from_trt_cache, to_trt_cache,
+        config, threads, force,
+    )  # fmt: skip
+    with RichProgress(quiet=quiet) as progress:
+        report = start(request, progress)
+    _emit(report.to_json(), as_json, lambda: render(report))
 
 
 @app.command(
