@@ -28,9 +28,8 @@ def prepare(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     ranges = _calibration(payload, model_path, progress)
     progress.stage("rewriting the graph")
     model = graphs.load_model(model_path)
-    twin = precision.to_fp16(
-        model, ranges.absmax if ranges is not None else None, keep_fp32=payload["keep_fp32"]
-    )
+    largest = ranges.absmax if ranges is not None else _loud_on_noise(model_path, payload["threads"])
+    twin = precision.to_fp16(model, largest, keep_fp32=payload["keep_fp32"])
     quantized: list[str] = []
     if payload["precision"] == "int8":
         assert ranges is not None
