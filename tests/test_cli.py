@@ -18,7 +18,17 @@ from svtool import tiny
 from svtool.cli import app
 
 runner = CliRunner()
-COMMANDS = ("export", "calibrate", "build-trt", "validate-wer", "transcribe", "serve", "demo")
+COMMANDS = (
+    "export",
+    "calibrate",
+    "build-trt",
+    "validate-wer",
+    "transcribe",
+    "serve",
+    "inspect",
+    "doctor",
+    "demo",
+)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from svtool.config import Config, Profile, load_config
 from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.flavor import CLASSIC, Flavor, choose_flavor, compute_capability
 from svtool.parity import INT8_TRUE_FROM
-from svtool.profiles import check_profiles, megabytes, profile_shapes
+from svtool.profiles import activation_bytes, check_profiles, megabytes, profile_shapes
 from svtool.progress import Progress, Silent
 from svtool.source import Source, read_source
 
@@ -389,7 +389,12 @@ def _manifests(
         "built_with": manifest.versions(*_LIBRARIES) | {flavor.runtime: built.value["library_version"]},
         "compute_capability": compute_capability() if flavor is CLASSIC else "portable",
         "profiles": [
-            {"batch": profile.batch, "seconds": profile.seconds, "shapes": profile_shapes(profile)}
+            {
+                "batch": profile.batch,
+                "seconds": profile.seconds,
+                "estimated_bytes": activation_bytes(source, profile, options.head),
+                "shapes": profile_shapes(profile),
+            }
             for profile in profiles
         ],
         "requested_precision": built.value["requested"],

@@ -25,6 +25,7 @@ from svtool.errors import SvtoolError, UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
 INTERRUPTED = 130
 
@@ -226,7 +227,10 @@ def calibrate(
     smooth: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="Move loud channels into the weights, 0 (default) to 1.", show_default=False
+            min=0.0,
+            max=1.0,
+            help="Move loud channels into the weights, 0 (default) to 1.",
+            show_default=False,
         ),
     ] = None,
     from_trt_cache: Annotated[
@@ -238,7 +242,9 @@ def calibrate(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
     threads: Threads = None,
-    force: Annotated[bool, typer.Option("--force", help="Calibrate again even when nothing changed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Calibrate again even when nothing changed.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -387,6 +393,43 @@ def serve(
         )
 
 
+@app.command(epilog="Example:  svtool inspect engines/tiny/int8.plan")
+def inspect(
+    artifact: Annotated[
+        Path, typer.Argument(help="Model, engine, calibration cache, report, manifest, or a folder.")
+    ],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What a file is, where it comes from, what to do with it.
+
+    Foreign ONNX too. Exit 1 when it is not the file its manifest describes."""
+    from svtool.inspect import inspect as run
+    from svtool.inspect_page import render
+    from svtool.progress import RichProgress
+
+    with RichProgress(quiet=quiet) as progress:
+        found = run(artifact, progress)
+    _emit_page(found.to_json(), as_json, lambda width: render(found, width))
+    raise typer.Exit(found.exit_code)
+
+
+@app.command(epilog="Example:  svtool doctor --json > machine.json")
+def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
+    """What works on this machine, and what to install.
+
+    Tries libraries, providers and decoders. Exit 1 when not even the CPU works."""
+    from svtool.doctor import diagnose
+    from svtool.doctor_page import render
+    from svtool.progress import RichProgress
+
+    with RichProgress(quiet=quiet) as progress:
+        progress.note("trying every library, provider and decoder: about 10 seconds")
+        diagnosis = diagnose(progress)
+    _emit_page(diagnosis.to_json(), as_json, lambda width: render(diagnosis, width))
+    raise typer.Exit(diagnosis.exit_code)
+
+
 @app.command(epilog="Example:  svtool demo")
 def demo() -> None:
     """Export, build, validate and transcribe with the embedded model."""
@@ -422,6 +465,17 @@ def _trimmed(line: list[Segment]) -> list[Segment]:
         if text := last.text.rstrip():
             return [*kept, last._replace(text=text)]
     return kept
+
+
+def _emit_page(value: dict[str, Any], as_json: bool, page: Callable[[int], Text]) -> None:
+    """For reports that break their own lines: a path longer than the terminal is neither cut nor broken."""
+    if as_json:
+        typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(page(console.width), soft_wrap=True)
 
 
 def _say(message: str) -> None:
