@@ -22,27 +22,16 @@ if TYPE_CHECKING:
 FP16_MAX = 65504.0
 FP16_SAFE = FP16_MAX / 4  # recorded ranges above this stay in float32: the next utterance may be louder
 
-# Operators that may run in fp16. Everything else (LayerNormalization, Softmax, whatever an exporter adds) is a
-# float32 island.
-_NARROW_OPS = frozenset(
+# Operators that may run in fp16; everything else (LayerNormalization, Softmax, whatever an exporter adds) is a
+# float32 island. What these return is no larger than what they read:
+_BOUNDED_OPS = frozenset(
     (
-        *(
-            "Add",
-            "Concat",
-            "Conv",
-            "Div",
-            "Expand",
-            "Gather",
-            "Gemm",
-            "Identity",
-            "MatMul",
-            "Mul",
-            "Pad",
-            "Relu",
-        ),
-        *("Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+        *("Concat", "Expand", "Gather", "Identity", "Pad", "Relu", "Reshape"),
+        *("Slice", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"),
     )
 )
+_NARROW_OPS = _BOUNDED_OPS | {"Add", "Conv", "Div", "Gemm", "MatMul", "Mul", "Sub"}
+_RECORDED_OPS = frozenset(("Add", "MatMul"))  # ranges name their outputs; what lies between is judged by them
 _TYPE_BLIND_OPS = frozenset(("Shape", "Size"))
 
 
@@ -97,8 +86,8 @@ def to_fp16(
 
     Float32 stay: everything in front of the first linear (query table, input scale, position encoding, mask),
     LayerNormalization, Softmax with the mask added to it, layers matching `keep_fp32`, and whatever `ranges`
-    (tensor name to recorded abs-max) shows above FP16_SAFE. Residual adds without a recorded range stay float32
-    too: nobody has measured that they fit.
+    (tensor name to recorded abs-max) shows above FP16_SAFE, with all that makes or reads it. Residual adds without
+    a recorded range stay float32 too: nobody has measured that they fit.
     """
     import onnx_ir as ir
 
@@ -138,26 +127,79 @@ def _wide_nodes(
     """Nodes after the first linear that must stay float32 although their operator could run in fp16."""
     known = ranges or {}
     kept = set(layers.match(model, keep_fp32))
-
-    def loud(value: ir.Value | None) -> bool:
-        recorded = known.get(str(value.name)) if value is not None else None
-        return recorded is not None and not recorded <= FP16_SAFE  # also true for NaN
-
-    wide = {node for node in model.graph if any(loud(output) for output in node.outputs)}
+    wide: set[ir.Node] = set()
+    for value in _loud_values(model, known):
+        producer = value.producer()
+        wide.update(graphs.users(value) if producer is None else (producer, *graphs.users(value)))
     for node in model.graph:
         if node.op_type == "Softmax" and node.inputs[0] is not None:
             masking = node.inputs[0].producer()
             if masking is not None and masking.op_type == "Add" and len(masking.outputs[0].uses()) == 1:
                 wide.add(masking)
-    for node in graphs.residual_adds(model):
-        if str(node.outputs[0].name) not in known or any(loud(value) for value in node.inputs):
-            wide.add(node)
+    wide.update(node for node in graphs.residual_adds(model) if str(node.outputs[0].name) not in known)
     for linear in graphs.linears(model):
         if linear.name in kept:
             wide.update(node for node in (linear.node, linear.bias) if node is not None)
         if linear.bias in wide:  # the bias cannot bring an overflowing product back
             wide.add(linear.node)
     return wide
+
+
+def _loud_values(model: ir.Model, known: Mapping[str, float]) -> dict[ir.Value, None]:
+    """Tensors that fp16 may not hold: recorded as such, or without a record between one of them and the next record.
+
+    A constant that fp16 cannot hold makes what is computed from it loud, unless a record says otherwise.
+    """
+    reached = graphs.after_linears(model)
+
+    def unknown(value: ir.Value) -> bool:
+        producer = value.producer()
+        return producer in reached and producer.op_type in _NARROW_OPS and str(value.name) not in known
+
+    def suspect(value: ir.Value | None) -> bool:
+        """Whether what makes a loud tensor from `value` may have got it that loud."""
+        producer = value.producer() if value is not None else None
+        if value is None or producer is None or not unknown(value) or producer.op_type in _RECORDED_OPS:
+            return False
+        return producer.op_type not in _BOUNDED_OPS or any(map(suspect, producer.inputs))
+
+    def follows(value: ir.Value) -> bool:
+        """Whether `value`, computed from a loud tensor, must be taken for loud as well."""
+        producer = value.producer()
+        return unknown(value) and producer is not None and producer.op_type != "MatMul"
+
+    too_large = [value for value in model.graph.initializers.values() if not _fits(value)]
+    pending = [
+        output
+        for node in model.graph
+        for output in node.outputs
+        if not known.get(str(output.name), 0.0) <= FP16_SAFE  # also true for NaN
+    ]
+    pending += [
+        output
+        for value in too_large
+        for node in graphs.users(value)
+        for output in node.outputs
+        if unknown(output)
+    ]
+    found = dict.fromkeys(too_large)
+    while pending:
+        value = pending.pop()
+        producer = value.producer()
+        if value in found or producer is None:
+            continue
+        found[value] = None
+        pending += [source for source in producer.inputs if source is not None and suspect(source)]
+        pending += [output for node in graphs.users(value) for output in node.outputs if follows(output)]
+    return found
+
+
+def _fits(value: ir.Value) -> bool:
+    """Whether fp16 holds every number of a constant. True for NaN and infinity, which no type makes better."""
+    if value.const_value is None or value.dtype is None or value.dtype.name != "FLOAT":
+        return True
+    numbers = value.const_value.numpy()
+    return not FP16_MAX < max(numbers.max(initial=0.0), -numbers.min(initial=0.0)) < np.inf
 
 
 class _Casts:
@@ -206,14 +248,12 @@ class _Casts:
         return output
 
     def _half_weight(self, value: ir.Value) -> ir.Value:
-
         assert value.const_value is not None
         numbers = value.const_value.numpy()
-        largest = float(np.abs(numbers).max(initial=0.0))
-        if not largest <= FP16_MAX:
+        if not np.isfinite(numbers).all():
             raise ArtifactError(
-                f"the weight {value.name} holds {largest:g}, which fp16 cannot: "
-                f"keep its layer in float32 (largest fp16 value {FP16_MAX:g})"
+                f"the weight {value.name} is not finite: the checkpoint is damaged, or its training diverged; "
+                "export a sound one with  svtool export"
             )
         name = str(value.name)
         if all(use.node in self._narrow for use in value.uses()):
