@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,16 @@ import pytest
 import small_graph
 from calibration_samples import Notes, noise, write_wave
 from svtool import build as building
-from svtool import flavor, manifest, parity, plan
+from svtool import build_ranges, flavor, manifest, parity, plan
 from svtool.assets import Assets
 from svtool.backends import Batch, load_backend
 from svtool.build import BuildOptions, build
-from svtool.calibration import calibrate, save_cache
-from svtool.config import Profile
+from svtool.calibration import Calibration, calibrate, read_cache, save_cache
+from svtool.config import CalibrationConfig, Profile
 from svtool.errors import ArtifactError, MissingDependency, UsageError
 from svtool.profiles import activation_bytes, check_profiles, profile_shapes
-from svtool.progress import Silent
-from svtool.source import read_source
+from svtool.progress import Progress, Silent
+from svtool.source import Source, read_source
 
 SMALL = (Profile(2, 3),)
 
@@ -42,7 +43,20 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_committed_caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "COMMITTED", tmp_path_factory.mktemp("committed"))
+    monkeypatch.setattr(build_ranges, "COMMITTED", tmp_path_factory.mktemp("committed"))
+
+
+def ranges_of(
+    source: Source, *, data: str | None = None, needed: bool = True, progress: Progress | None = None
+) -> build_ranges.Ranges | None:
+    return build_ranges.find_ranges(
+        source,
+        CalibrationConfig(),
+        data=data,
+        calibration=None,
+        needed=needed,
+        progress=progress or Silent(),
+    )
 
 
 def files(folder: Path) -> set[str]:
@@ -83,7 +97,7 @@ def test_int8_plan_twin_and_manifests_from_a_list(tmp_path: Path, tiny_assets: A
     assert report.requested["SOFTMAX"] == {"FLOAT": 3}
     assert report.requested["MATRIX_MULTIPLY"] == {"HALF": 19}
     assert report.peak_rss_bytes["plan"] > 50 << 20
-    assert any("only 3 utterances" in line for line in report.warnings)
+    assert any("used only 3 utterances" in line for line in report.warnings)
     assert any("of GPU memory per execution context" in line for line in notes.seen)
     assert any("of host memory" in line for line in notes.seen)
     json.dumps(report.to_json())
@@ -107,10 +121,12 @@ def test_int8_plan_twin_and_manifests_from_a_list(tmp_path: Path, tiny_assets: A
     assert backend.tag_ids == small_graph.TAGS
 
     source = read_source(folder / "model.onnx", "greedy")
-    again = building._ranges(source, options, building._Notes(notes))
+    again = ranges_of(source, data=options.data, progress=notes)
+    assert again is not None
     assert again.cache == folder / "mine.calibration.json"
     (folder / "mine.jsonl").write_text(json.dumps({"audio": "0.wav", "text": "noise"}), encoding="utf-8")
-    changed = building._ranges(source, options, building._Notes(notes))
+    changed = ranges_of(source, data=options.data, progress=notes)
+    assert changed is not None
     assert (changed.cache, changed.list) == (None, str(folder / "mine.jsonl"))
     assert "another utterance list" in notes.seen[-1]
 
@@ -150,7 +166,7 @@ def test_ctrl_c_ends_a_build_at_once_and_leaves_nothing(folder: Path) -> None:
     sent = time.monotonic()
     os.killpg(child.pid, signal.SIGINT)  # what a terminal does: parent and child
     assert child.wait(timeout=20) == 130
-    assert time.monotonic() - sent < 1.0
+    assert time.monotonic() - sent < 3.0  # 0.3 s on a quiet machine; the build itself would go on for longer
     assert group(child.pid) == []
     assert files(folder) == before
     child.stderr.close()
@@ -170,11 +186,9 @@ def group(pgid: int) -> list[int]:
 
 
 def test_a_failing_build_leaves_nothing(folder: Path) -> None:
-    """Ranges of another scale make a graph that no longer resembles the model."""
+    """Ranges of another scale (from another tool, say) make a graph that no longer resembles the model."""
     pytest.importorskip("tensorrt_rtx")
-    cache = json.loads((folder / "ranges.json").read_text())
-    cache["amax"] = {name: value * 100 for name, value in cache["amax"].items()}
-    (folder / "ranges.json").write_text(json.dumps(cache))
+    change_ranges(folder, lambda made: {"amax": {name: 100 * value for name, value in made.amax.items()}})
     before = files(folder)
     with pytest.raises(ArtifactError, match=r"does not resemble .*model\.onnx: .* dB against at least 3 dB"):
         build(
@@ -184,6 +198,22 @@ def test_a_failing_build_leaves_nothing(folder: Path) -> None:
     assert files(folder) == before
 
 
+@pytest.mark.case("Q9", "Q10")
+def test_ranges_that_clip_speech_are_refused_before_anything_is_built(folder: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    change_ranges(folder, lambda made: {"sqnr": {"db": 14.0, "max_db": 38.5}})
+    before = files(folder)
+    with pytest.raises(ArtifactError, match=r"cost 24\.5 dB against plain max ranges .* clip speech"):
+        build(folder, BuildOptions(precision="int8", calibration=folder / "ranges.json", profiles=SMALL))
+    assert files(folder) == before
+
+
+def change_ranges(folder: Path, change: Callable[[Calibration], dict[str, Any]]) -> None:
+    """A cache that is whole, with other content: `save_cache` writes its digest anew."""
+    made = read_cache(folder / "ranges.json")
+    save_cache(folder / "ranges.json", replace(made, **{"sqnr": {}} | change(made)))
+
+
 def test_int8_without_data_names_the_option(folder: Path) -> None:
     with pytest.raises(UsageError, match="--data LIST"):
         build(folder, BuildOptions(precision="int8"))
@@ -191,16 +221,19 @@ def test_int8_without_data_names_the_option(folder: Path) -> None:
 
 def test_committed_caches_are_found_by_digest(folder: Path) -> None:
     source = read_source(folder / "model.onnx")
-    building.COMMITTED.mkdir(exist_ok=True)
-    (building.COMMITTED / "a-broken.json").write_text("{")
-    shutil.copy(folder / "ranges.json", building.COMMITTED / "b-ours.json")
-    found = building._ranges(source, BuildOptions(precision="int8"), building._Notes(Silent()))
-    assert found.cache == building.COMMITTED / "b-ours.json"
+    build_ranges.COMMITTED.mkdir(exist_ok=True)
+    (build_ranges.COMMITTED / "a-broken.json").write_text("{")
+    shutil.copy(folder / "ranges.json", build_ranges.COMMITTED / "b-ours.json")
+    found = ranges_of(source)
+    assert found is not None
+    assert found.cache == build_ranges.COMMITTED / "b-ours.json"
     other = replace(source, digest="0" * 64)
     with pytest.raises(UsageError, match="--data LIST"):
-        building._ranges(other, BuildOptions(precision="int8"), building._Notes(Silent()))
+        ranges_of(other)
+    assert ranges_of(other, needed=False) is None
     tiny = replace(other, manifest={"source": {"name": "tiny"}})
-    found = building._ranges(tiny, BuildOptions(precision="int8"), building._Notes(Silent()))
+    found = ranges_of(tiny)
+    assert found is not None
     assert (found.list, found.keep_as) == ("tiny:calibration", folder / "tiny-calibration.calibration.json")
 
 
@@ -215,10 +248,9 @@ def test_a_named_cache_of_another_model_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (BuildOptions(precision="fp8"), "choose fp16 or int8"),
+        (BuildOptions(precision="fp8"), "choose fp16, int8 or int8-weights"),
         (BuildOptions(head="beam"), "greedy or logits"),
         (BuildOptions(output=Path("engine.bin")), r"does not end in \.plan"),
-        (BuildOptions(data="list.jsonl"), "are for --int8"),
         (BuildOptions(precision="int8", data="a", calibration=Path("b")), "exclude each other"),
         (BuildOptions(flavor="best"), "not one of auto, rtx, classic"),
     ],

@@ -7,34 +7,43 @@ Decides what is built, from which calibration and with which profiles; the long 
 from __future__ import annotations
 
 import gc
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from svtool import manifest
-from svtool.calibration import frontend_settings, load_cache
+from svtool.build_ranges import Ranges, cache_of, find_ranges, refuse_bad
+from svtool.build_report import BuildReport
+from svtool.build_search import Budget, Searched, find_map
+from svtool.calibration import read_cache
 from svtool.child import Finished, run_child
-from svtool.config import Config, Profile, load_config
-from svtool.errors import ArtifactError, SvtoolError, UsageError
+from svtool.config import Config, GateConfig, Profile, load_config
+from svtool.errors import UsageError
 from svtool.flavor import CLASSIC, Flavor, choose_flavor, compute_capability
 from svtool.parity import INT8_TRUE_FROM
 from svtool.profiles import activation_bytes, check_profiles, megabytes, profile_shapes
 from svtool.progress import Progress, Silent
 from svtool.source import Source, read_source
+from svtool.staging import staging
+from svtool.tiny import hardest_part
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-PRECISIONS = ("fp16", "int8")
+PRECISIONS = ("fp16", "int8", "int8-weights")
 HEADS = ("greedy", "logits")
-TINY = "tiny"
-TINY_LIST = "tiny:calibration"
-COMMITTED = Path("calibration")  # caches kept in the repository, looked up by digest
+TINY_DRIFT = "tiny:drift"
 _LIBRARIES = ("onnx", "onnx-ir", "onnxruntime-gpu", "onnxruntime", "numpy")
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """A budget and what it is measured on. Limits left None come from the model's config."""
+
+    drift: float  # points
+    data: str | None = None  # utterance list with reference texts
+    max_disagreement: float | None = None  # percent
+    min_sqnr_db: float | None = None
+    limit: int | None = None  # use this many utterances, spread evenly
+    seed: int = 0  # of the bootstrap
 
 
 @dataclass(frozen=True)
@@ -45,49 +54,16 @@ class BuildOptions:
     calibration: Path | None = None  # finished cache
     head: str = "greedy"
     profiles: tuple[Profile, ...] = ()  # default: the config's
+    keep_fp16: tuple[str, ...] = ()  # patterns of layers that stay out of int8, beside the config's
+    budget: SearchOptions | None = None  # asks for a precision search
     workspace_mb: int | None = None
+    optimization_level: int | None = None  # of the builder, 0 to 5; None: the library's own
+    compute_capability: tuple[str, ...] = ()  # TensorRT-RTX: "8.9"; empty: all that it is portable over
+    timing_cache: Path | None = None  # TensorRT: read and written again
     flavor: str = "auto"
     threads: int | None = None
     config: Path | None = None  # TOML; None: the defaults
     settings: Config = field(default_factory=Config)  # what `config` holds, filled in by `build`
-
-
-@dataclass(frozen=True)
-class BuildReport:
-    plan: Path
-    twin: Path
-    precision: str
-    head: str
-    library: str
-    library_version: str
-    profiles: tuple[str, ...]
-    estimated_bytes: dict[str, int]  # device memory for activations, per profile
-    plan_bytes: int
-    twin_bytes: int
-    parity: Mapping[str, Any]
-    quantized_layers: int
-    calibration: str | None  # where the ranges came from
-    seconds: dict[str, float]
-    peak_rss_bytes: dict[str, int]
-    requested: Mapping[str, Mapping[str, int]]
-    warnings: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return (
-            {"schema": "svtool.build-trt/1"}
-            | self.__dict__
-            | {"plan": str(self.plan), "twin": str(self.twin)}
-        )
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Where int8 ranges come from: a finished cache, or a list to run now."""
-
-    text: str
-    cache: Path | None = None
-    list: str | None = None
-    keep_as: Path | None = None  # where a new cache goes when the build succeeds
 
 
 @dataclass
@@ -109,21 +85,32 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
         options = replace(options, settings=load_config(options.config))
     path = model_path / "model.onnx" if model_path.is_dir() else model_path
     plan, twin = _outputs(path, options)
+    _check_options(options)
     flavor = choose_flavor(options.flavor)
-    source = read_source(path, options.head)
+    _check_flavor(options, flavor)
+    keep = (*options.settings.precision.exclude, *options.keep_fp16)
+    source = read_source(path, options.head, keep=keep)
     gc.collect()  # graphs are full of cycles: the weights read for the digest would stay while the children work
     profiles = options.profiles or options.settings.engine.profiles
     estimates = check_profiles(source, profiles, options.head, notes.progress.note, notes.warn)
-    ranges = _ranges(source, options, notes) if options.precision == "int8" else None
-    with _staging(plan.parent) as work:
-        prepared = run_child(
-            "build_worker:prepare", _prepare_job(source, options, ranges, work), notes.progress
-        )
-        _note_runtime(prepared.value, notes)
+    budget = _budget(source, options) if options.budget is not None else None
+    ranges = find_ranges(
+        source,
+        options.settings.calibration,
+        data=options.data,
+        calibration=options.calibration,
+        needed=options.precision == "int8",
+        progress=notes.progress,
+    )
+    with staging(plan.parent, "build") as work:
+        job = _Job(source, options, plan, work, notes)
+        cache = job.calibrated(ranges) if ranges is not None else None
+        searched = job.search(budget, cache) if budget is not None and cache is not None else None
+        prepared = searched.prepared if searched is not None else job.prepare(cache)
         built = _build_engine(source, flavor, options, profiles, prepared, work, notes)
-        _publish(
-            work, plan, twin, ranges, _manifests(source, flavor, options, profiles, prepared, built, twin)
-        )
+        manifests = _manifests(source, flavor, options, profiles, prepared, built, twin, searched)
+        _publish(work, plan, twin, ranges, manifests)
+        job.journal.unlink(missing_ok=True)
     return BuildReport(
         plan=plan,
         twin=twin,
@@ -131,60 +118,88 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
         head=options.head,
         library=built.value["library"],
         library_version=built.value["library_version"],
+        compute_capability=_targets(flavor, options),
         profiles=tuple(str(profile) for profile in profiles),
         estimated_bytes=estimates,
         plan_bytes=plan.stat().st_size,
         twin_bytes=twin.stat().st_size,
         parity=prepared.value["parity"],
         quantized_layers=len(prepared.value["quantized"]),
+        int8_share=prepared.value["int8_share"],
         calibration=ranges.text if ranges is not None else None,
         seconds={"graph": round(prepared.wall_s, 2), "plan": round(built.wall_s, 2)},
         peak_rss_bytes={"graph": prepared.peak_rss_bytes, "plan": built.peak_rss_bytes},
         requested=built.value["requested"],
+        search=searched.found if searched is not None else None,
         warnings=tuple(notes.warnings),
     )
 
 
-def render(report: BuildReport) -> RenderableType:
-    from rich.table import Table
+class _Job:
+    """One build in its staging folder: the steps that run before the plan itself is built."""
 
-    table = Table(title=f"{report.plan.name}: {report.precision}", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    sqnr = report.parity["sqnr_db"]
-    rows = [
-        (
-            "plan",
-            f"{report.plan} ({megabytes(report.plan_bytes)}, {report.library} {report.library_version})",
-        ),
-        ("twin", f"{report.twin} ({megabytes(report.twin_bytes)}, ONNX, logits head)"),
-        (
-            "profiles",
-            ", ".join(f"{name} (about {megabytes(size)})" for name, size in report.estimated_bytes.items()),
-        ),
-        ("int8 layers", str(report.quantized_layers)),
-        ("calibration", report.calibration or "none needed"),
-        (
-            "against float32",
-            f"{sqnr} dB, {report.parity['argmax_agreement']:.2f} % of frames agree (random features, "
-            "not speech: validate-wer measures that)",
-        ),
-        ("time", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())),
-        (
-            "peak memory",
-            ", ".join(f"{name} {megabytes(size)}" for name, size in report.peak_rss_bytes.items()),
-        ),
-        ("run on a GPU", "not yet"),
-    ]
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    def __init__(self, source: Source, options: BuildOptions, plan: Path, work: Path, notes: _Notes) -> None:
+        self._source = source
+        self._options = options
+        self._work = work
+        self._notes = notes
+        self.journal = plan.with_suffix(".search.json")
+
+    def calibrated(self, ranges: Ranges) -> Path:
+        cache = cache_of(
+            ranges,
+            self._source,
+            self._options.settings.calibration,
+            work=self._work,
+            threads=self._options.threads,
+            progress=self._notes.progress,
+        )
+        made = read_cache(cache)
+        refuse_bad(made, ranges)
+        self._notes.warnings += made.warnings  # said aloud when the ranges were measured
+        return cache
+
+    def prepare(self, cache: Path | None, layers: Sequence[str] | None = None) -> Finished:
+        """Make the twin and the graph. `layers`: exact names to quantize; None: all that are not pinned."""
+        options, source = self._options, self._source
+        if layers is None and options.precision != "fp16":
+            layers = [name for group in source.groups for name in group.layers]
+        payload = {
+            "model": str(source.path),
+            "onnx_digest": source.digest,
+            "precision": options.precision,
+            "head": options.head,
+            "tag_ids": list(source.tag_ids),
+            "layers": list(layers or ()),
+            "keep_fp32": list(options.settings.precision.keep_fp32),
+            "cache": str(cache) if cache else None,
+            "twin": str(self._work / "twin.onnx"),
+            "graph": str(self._work / "graph.onnx"),
+            "threads": options.threads,
+        }
+        done = run_child("build_worker:prepare", payload, self._notes.progress)
+        _note_runtime(done.value, self._notes)
+        return done
+
+    def search(self, budget: Budget, cache: Path) -> Searched:
+        return find_map(
+            self._source,
+            budget,
+            cache=cache,
+            twin=self._work / "twin.onnx",
+            work=self._work,
+            journal=self.journal,
+            prepare=lambda layers: self.prepare(cache, layers),
+            threads=self._options.threads,
+            progress=self._notes.progress,
+        )
 
 
 def _outputs(path: Path, options: BuildOptions) -> tuple[Path, Path]:
     if options.precision not in PRECISIONS or options.head not in HEADS:
         raise UsageError(
-            f"precision {options.precision!r} with head {options.head!r}: choose fp16 or int8, greedy or logits"
+            f"precision {options.precision!r} with head {options.head!r}: "
+            "choose fp16, int8 or int8-weights, greedy or logits"
         )
     plan = options.output or path.parent / f"{options.precision}.plan"
     if plan.suffix != ".plan":
@@ -192,104 +207,53 @@ def _outputs(path: Path, options: BuildOptions) -> tuple[Path, Path]:
     twin = plan.with_suffix(".onnx")
     if twin.resolve() == path.resolve():
         raise UsageError(f"the twin of {plan} would replace {path}: choose another name with -o")
-    if options.precision == "fp16" and (options.data or options.calibration):
-        raise UsageError("--data and --calibration are for --int8")
+    return plan, twin
+
+
+def _check_options(options: BuildOptions) -> None:
     if options.data and options.calibration:
         raise UsageError(
             "--data and --calibration exclude each other: a cache already holds the ranges of a list"
         )
-    return plan, twin
+    if options.budget is not None and options.precision != "int8":
+        raise UsageError("--drift-budget searches for int8 layers: give it with --int8")
+    if options.keep_fp16 and options.precision == "fp16":
+        raise UsageError("--keep-fp16 keeps layers out of int8: give it with --int8")
 
 
-def _ranges(source: Source, options: BuildOptions, notes: _Notes) -> Ranges:
-    if options.calibration is not None:
-        load_cache(options.calibration, source.digest, frontend=_frontend(source))
-        return Ranges(str(options.calibration), cache=options.calibration)
-    if options.data is not None:
-        return _list_ranges(source, options, options.data, notes)
-    for path in sorted(COMMITTED.glob("*.json")):
-        try:
-            load_cache(path, source.digest, frontend=_frontend(source))
-        except SvtoolError:
-            continue  # of another model: committed caches are looked up by digest, not by name
-        return Ranges(str(path), cache=path)
-    if source.name == TINY:
-        return _list_ranges(source, options, TINY_LIST, notes)
-    raise UsageError(
-        f"--int8 needs audio to calibrate {source.path} on: name an utterance list with --data LIST "
-        "(64 utterances or more, like what the engine will hear) or a finished cache with --calibration"
+def _check_flavor(options: BuildOptions, flavor: Flavor) -> None:
+    if flavor is CLASSIC and options.compute_capability:
+        raise UsageError(
+            "--compute-capability is for TensorRT-RTX: TensorRT builds for the GPU at hand, so build there"
+        )
+    if flavor is not CLASSIC and options.timing_cache is not None:
+        raise UsageError("--timing-cache is for TensorRT: TensorRT-RTX measures no kernels while it builds")
+
+
+def _budget(source: Source, options: BuildOptions) -> Budget:
+    """The limits asked for, else those of the model's config."""
+    asked = options.budget
+    assert asked is not None
+    data = asked.data or (TINY_DRIFT if source.is_tiny else None)
+    if data is None:
+        raise UsageError(
+            "--drift-budget needs speech with reference texts to measure on: name an utterance list with "
+            "--drift-data LIST (another one than the calibration list)"
+        )
+    settings = options.settings
+    known = settings.gate_tiny if source.is_tiny else settings.gate
+    limits = GateConfig(
+        asked.drift,
+        known.max_disagreement if asked.max_disagreement is None else asked.max_disagreement,
+        known.min_sqnr_db if asked.min_sqnr_db is None else asked.min_sqnr_db,
     )
+    return Budget(limits, data, hardest_part(data), asked.limit, asked.seed)
 
 
-def _list_ranges(source: Source, options: BuildOptions, spec: str, notes: _Notes) -> Ranges:
-    from svtool.utterances import read_utterances
-
-    settings = options.settings.calibration
-    name = spec.replace(":", "-") if spec.startswith("tiny:") else Path(spec).stem
-    cache = source.path.parent / f"{name}.calibration.json"
-    if cache.is_file():
-        try:
-            load_cache(
-                cache,
-                source.digest,
-                list_digest=read_utterances(spec).digest,
-                frontend=_frontend(source),
-                method=settings.method,
-                percentile=settings.percentile if settings.method == "percentile" else None,
-            )
-        except ArtifactError as error:
-            notes.progress.note(f"calibrating again: {error}")
-        else:
-            notes.progress.note(f"using the ranges in {cache}: same model, list and settings")
-            return Ranges(str(cache), cache=cache)
-    return Ranges(spec, list=spec, keep_as=cache)
-
-
-def _frontend(source: Source) -> dict[str, Any] | None:
-    from svtool.assets import CMVN_NAME, find_assets
-
-    if not (source.path.parent / CMVN_NAME).is_file():
-        return None
-    return frontend_settings(find_assets(str(source.path.parent)).cmvn)
-
-
-@contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".svtool-build-", dir=folder))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _prepare_job(source: Source, options: BuildOptions, ranges: Ranges | None, work: Path) -> dict[str, Any]:
-    settings = options.settings.calibration
-    job = None
-    if ranges is not None:
-        job = {
-            "cache": str(ranges.cache) if ranges.cache else None,
-            "list": ranges.list,
-            "name": ranges.list,
-            "assets": str(source.path.parent),
-            "write": str(work / "calibration.json"),
-            "method": settings.method,
-            "percentile": settings.percentile,
-            "max_seconds": settings.max_seconds,
-        }
-    return {
-        "model": str(source.path),
-        "onnx_digest": source.digest,
-        "precision": options.precision,
-        "head": options.head,
-        "tag_ids": list(source.tag_ids),
-        "exclude": list(options.settings.precision.exclude),
-        "keep_fp32": list(options.settings.precision.keep_fp32),
-        "calibration": job,
-        "twin": str(work / "twin.onnx"),
-        "graph": str(work / "graph.onnx"),
-        "threads": options.threads,
-    }
+def _targets(flavor: Flavor, options: BuildOptions) -> str | None:
+    if flavor is CLASSIC:
+        return compute_capability()
+    return ", ".join(options.compute_capability) or "portable"
 
 
 def _build_engine(
@@ -314,6 +278,9 @@ def _build_engine(
         "profiles": [profile_shapes(profile) for profile in profiles],
         "profile_text": text,
         "workspace_mb": options.workspace_mb or options.settings.engine.workspace_mb,
+        "optimization_level": options.optimization_level,
+        "compute_capability": list(options.compute_capability),
+        "timing_cache": str(options.timing_cache) if options.timing_cache else None,
         "expected": prepared.value["expected"],
         "estimate_s": estimate_s,
     }
@@ -341,8 +308,6 @@ def _build_seconds(source: Source, profiles: int) -> float:
 
 
 def _note_runtime(prepared: Mapping[str, Any], notes: _Notes) -> None:
-    for warning in (prepared["calibration"] or {}).get("warnings", ()):
-        notes.warnings.append(warning)
     here = str(prepared["parity"]["onnxruntime"])
     numbers = tuple(int(part) for part in here.split(".")[:2] if part.isdigit())
     if prepared["quantized"] and numbers < INT8_TRUE_FROM:
@@ -358,6 +323,7 @@ def _manifests(
     prepared: Finished,
     built: Finished,
     twin: Path,
+    searched: Searched | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Of the plan and of its twin."""
     done = prepared.value
@@ -370,8 +336,11 @@ def _manifests(
         "tag_ids": list(source.tag_ids),
         "vocab_size": source.vocabulary,
         "parity": done["parity"],
-        "precision_map": {"int8": done["quantized"], "excluded": list(options.settings.precision.exclude)},
-        "calibration": _calibration_facts(done),
+        "precision_map": done["precision_map"],
+        "int8_share": round(done["int8_share"], 4),
+        "pinned": list(source.pinned),
+        "calibration": done["calibration"],
+        "search": searched.facts if searched is not None else None,
         "verified_on_gpu": False,
     }
     one = shared | {
@@ -385,9 +354,14 @@ def _manifests(
         "runtime": flavor.runtime,
         "head": options.head,
         "max_frames": max(profile.frames for profile in profiles),
-        "options": {"workspace_mb": options.workspace_mb, "head": options.head, "flavor": flavor.name},
+        "options": {
+            "workspace_mb": options.workspace_mb,
+            "optimization_level": options.optimization_level,
+            "head": options.head,
+            "flavor": flavor.name,
+        },
         "built_with": manifest.versions(*_LIBRARIES) | {flavor.runtime: built.value["library_version"]},
-        "compute_capability": compute_capability() if flavor is CLASSIC else "portable",
+        "compute_capability": _targets(flavor, options),
         "profiles": [
             {
                 "batch": profile.batch,
@@ -403,14 +377,6 @@ def _manifests(
         "twin": twin.name,
     }
     return two, one
-
-
-def _calibration_facts(done: Mapping[str, Any]) -> dict[str, Any] | None:
-    cache = done["calibration"]
-    if cache is None:
-        return None
-    kept = ("list_name", "list_digest", "method", "percentile", "used", "frames", "skipped", "warnings")
-    return {"digest": done["calibration_digest"]} | {key: cache[key] for key in kept}
 
 
 def _publish(

@@ -1,4 +1,4 @@
-"""The first half of a build, run in a child process: calibration, precision passes, twin and its parity.
+"""The first half of a build, run in a child process: precision passes, the twin and its parity.
 
 Payloads and results are plain JSON values. Knows nothing of manifests or where the results end up.
 """
@@ -6,11 +6,11 @@ Payloads and results are plain JSON values. Knows nothing of manifests or where 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from svtool import calibration, layers, parity, precision, quantize
+from svtool import calibration, layers, parity, precision, quantize, smooth
 from svtool import graph as graphs
 from svtool.errors import ArtifactError
 from svtool.progress import Progress
@@ -23,19 +23,29 @@ INT8_MIN_SQNR_DB = 3.0  # far below any useful engine: catches ranges of another
 
 
 def prepare(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """Write `twin` (logits head) and `graph` (head asked for) from the float32 `model`; calibrate first if needed."""
+    """Write `twin` (logits head) and `graph` (head asked for) from the float32 `model`.
+
+    `layers` are the exact names to quantize, `cache` holds the ranges (None: no layer has any).
+    """
     model_path = Path(payload["model"])
-    ranges = _calibration(payload, model_path, progress)
+    ranges = (
+        calibration.load_cache(Path(payload["cache"]), payload["onnx_digest"]) if payload["cache"] else None
+    )
     progress.stage("rewriting the graph")
     model = graphs.load_model(model_path)
+    if ranges is not None:
+        calibration.check_complete(ranges, model, Path(payload["cache"]))
+    if ranges is not None and ranges.exponents:
+        model = smooth.smooth(model, ranges.exponents)
+    share = layers.int8_share(model, payload["layers"])
     largest = ranges.absmax if ranges is not None else _loud_on_noise(model_path, payload["threads"])
     twin = precision.to_fp16(model, largest, keep_fp32=payload["keep_fp32"])
-    quantized: list[str] = []
+    precision_map = _precision_map(twin, payload["layers"])
     if payload["precision"] == "int8":
         assert ranges is not None
-        excluded = layers.match(twin, payload["exclude"])
-        quantized = [name for name in layers.quantizable(twin) if name not in excluded]
-        twin = quantize.to_int8(twin, ranges.amax, layers=quantized)
+        twin = quantize.to_int8(twin, ranges.amax, layers=payload["layers"])
+    elif payload["precision"] == "int8-weights":
+        twin = quantize.to_int8_weights(twin, layers=payload["layers"])
     tags = payload["tag_ids"]
     if tags:  # a runtime needs them with either head
         twin.metadata_props[graphs.TAG_IDS_KEY] = ",".join(str(tag) for tag in tags)
@@ -50,50 +60,39 @@ def prepare(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     _check_parity(measured, payload, ranges)
     return {
         "parity": measured.to_json(),
-        "calibration": ranges.to_json() if ranges is not None else None,
-        "calibration_digest": ranges.digest if ranges is not None else None,
-        "quantized": quantized,
+        "calibration": _calibration_facts(ranges) if ranges is not None else None,
+        "quantized": payload["layers"],
+        "precision_map": precision_map,
+        "int8_share": share,
         # what the parsed network must still have
         "expected": {
             "QuantizeLinear": expected["QuantizeLinear"],
             "DequantizeLinear": expected["DequantizeLinear"],
-            "both": len(quantized) if payload["precision"] == "int8" else 0,
-            "weights": len(quantized) if payload["precision"] == "int8-weights" else 0,
+            "both": len(payload["layers"]) if payload["precision"] == "int8" else 0,
+            "weights": len(payload["layers"]) if payload["precision"] == "int8-weights" else 0,
         },
         "graph_bytes": Path(payload["graph"]).stat().st_size,
     }
 
 
-def _calibration(
-    payload: Mapping[str, Any], model_path: Path, progress: Progress
-) -> calibration.Calibration | None:
-    job = payload["calibration"]
-    if job is None:
-        return None
-    digest = payload["onnx_digest"]
-    if job["list"] is None:
-        return calibration.load_cache(Path(job["cache"]), digest)
-    from svtool.assets import find_assets
-    from svtool.utterances import read_utterances
+def _precision_map(twin: ir.Model, quantized: Sequence[str]) -> dict[str, list[str]]:
+    """Linear layers by the type they multiply in; read from the fp16 graph, before its weights become int8."""
+    found: dict[str, list[str]] = {"int8": [], "fp16": [], "fp32": []}
+    chosen = set(quantized)
+    for linear in graphs.linears(twin):
+        weight = linear.node.inputs[1]
+        half = weight is not None and weight.dtype is not None and weight.dtype.name == "FLOAT16"
+        found["int8" if linear.name in chosen else "fp16" if half else "fp32"].append(linear.name)
+    return found
 
-    assets = find_assets(job["assets"])
-    utterances = read_utterances(job["list"])
-    settings = calibration.frontend_settings(assets.cmvn)
-    made = calibration.calibrate(
-        model_path,
-        calibration.read_samples(utterances, assets, max_seconds=job["max_seconds"]),
-        method=job["method"],
-        percentile=job["percentile"],
-        list_name=job["name"],
-        list_digest=utterances.digest,
-        frontend=settings,
-        multilingual=assets.name != "tiny",
-        threads=payload["threads"],
-        progress=progress,
-        total=len(utterances.utterances),
+
+def _calibration_facts(ranges: calibration.Calibration) -> dict[str, Any]:
+    kept = (
+        *("list_name", "list_digest", "method", "percentile", "smooth"),
+        *("used", "frames", "skipped", "warnings", "sqnr"),
     )
-    calibration.save_cache(Path(job["write"]), made)
-    return made
+    described = ranges.to_json()
+    return {"digest": ranges.digest} | {key: described[key] for key in kept}
 
 
 def _loud_on_noise(model_path: Path, threads: int | None) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from svtool import __version__
 from svtool.errors import SvtoolError, UsageError
@@ -69,6 +69,29 @@ app = typer.Typer(
 )
 
 
+class _FileCommand(TyperCommand):
+    """A command whose arguments are files: a name that begins with a dash gets a hint, whichever option it hits."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = args[: args.index("--")] if "--" in args else args
+        for arg in options:
+            if arg.startswith("-") and len(arg) > 2 and _names_audio(arg):
+                ctx.fail(f"{arg!r} is read as an option: give the file as  ./{arg}  or after  --")
+        try:
+            return super().parse_args(ctx, list(args))
+        except Exception as error:
+            # by name: which copy of click typer carries depends on its version
+            if type(error).__name__ == "NoSuchOption" and not getattr(error, "possibilities", None):
+                error.message += " (a file whose name begins with - is given as ./-name, or after --)"  # type: ignore[attr-defined]
+            raise
+
+
+def _names_audio(arg: str) -> bool:
+    from svtool.utterances import AUDIO_SUFFIXES
+
+    return os.path.lexists(arg) or ("=" not in arg and os.path.splitext(arg)[1].lower() in AUDIO_SUFFIXES)
+
+
 class Format(str, Enum):
     text = "text"
     json = "json"
@@ -97,7 +120,9 @@ class Flavor(str, Enum):
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto (the CPU; nothing moves to a GPU by itself).")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads of the engine (default: all cores).")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=256, help="CPU threads of the engine (default: all cores).")
+]
 
 
 @app.callback()
@@ -141,9 +166,17 @@ def export(
     _emit(report.to_json(), as_json, lambda: render(report))
 
 
-@app.command(name="transcribe", epilog="Example:  svtool transcribe talk.m4a --format srt > talk.srt")
+@app.command(
+    name="transcribe", cls=_FileCommand, epilog="Example:  svtool transcribe talk.m4a --format srt > talk.srt"
+)
 def transcribe(
-    files: Annotated[list[str], typer.Argument(help="Audio files, globs, directories, or - for stdin.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Audio files, globs, directories, or - for stdin (named stdin in results); each is read once. "
+            "A name that begins with - goes after --, or as ./-name."
+        ),
+    ],
     model: Annotated[
         Path | None,
         typer.Option(
@@ -183,6 +216,8 @@ def transcribe(
         allow_languages=tuple(parse_language(one) for one in (allow_languages or "").split(",") if one),
         batch_size_s=batch_size_s,
     )
+    if allow_languages is not None and not options.allow_languages:
+        raise UsageError("--allow-languages names no language: give a list such as zh,en, or leave it out")
     if "auto" in options.allow_languages:
         raise UsageError(
             "--allow-languages is a list of languages to choose from, such as zh,en: auto is not one"
@@ -227,10 +262,7 @@ def calibrate(
     smooth: Annotated[
         float | None,
         typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Move loud channels into the weights, 0 (default) to 1.",
-            show_default=False,
+            min=0.0, max=1.0, help="Move loud channels into the weights, 0 (default) to 1.", show_default=False
         ),
     ] = None,
     from_trt_cache: Annotated[
@@ -242,9 +274,7 @@ def calibrate(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
     threads: Threads = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Calibrate again even when nothing changed.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Calibrate again even when nothing changed.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -265,7 +295,9 @@ def calibrate(
 
 
 @app.command(
-    name="build-trt", epilog="Example:  svtool build-trt engines/sensevoice --int8 --data calib.jsonl"
+    name="build-trt",
+    epilog="Example:  svtool build-trt engines/sensevoice --int8 --data calib.jsonl --drift-budget 0.5 "
+    "--drift-data test.jsonl",
 )
 def build_trt(
     model: Annotated[
@@ -273,8 +305,30 @@ def build_trt(
     ] = Path("engines/tiny/model.onnx"),
     fp16: Annotated[bool, typer.Option("--fp16", help="Half precision (the default).")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Int8 linears, half precision elsewhere.")] = False,
+    weight_only: Annotated[
+        bool, typer.Option("--weight-only", help="With --int8: int8 weights, half precision arithmetic.")
+    ] = False,
     data: Annotated[str | None, typer.Option(help="Utterance list to calibrate with.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="Calibration cache made before.")] = None,
+    drift_budget: Annotated[
+        float | None,
+        typer.Option(help="Points of WER/CER to spend: searches for the most int8 that keeps within."),
+    ] = None,
+    drift_data: Annotated[
+        str | None, typer.Option(help="Utterance list with reference texts that drift is measured on.")
+    ] = None,
+    max_disagreement: Annotated[
+        float | None, typer.Option(help="Search limit: percent of candidate against baseline text.")
+    ] = None,
+    min_sqnr: Annotated[float | None, typer.Option(help="Search limit: SQNR of logits, dB.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Measure on this many utterances, spread evenly over the list.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search's bootstrap.")] = 0,
+    keep_fp16: Annotated[
+        list[str] | None,
+        typer.Option(help='Pattern of layers to keep out of int8, such as "*.w_2"; may be repeated.'),
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The plan to write.")] = None,
     head: Annotated[
         HeadChoice, typer.Option(help="greedy: token ids leave the engine; logits: everything does.")
@@ -283,35 +337,69 @@ def build_trt(
         list[str] | None, typer.Option(help="B:SECONDS, largest batch and length; may be repeated.")
     ] = None,
     flavor: Annotated[Flavor, typer.Option(help="Which TensorRT builds.")] = Flavor.auto,
+    compute_capability: Annotated[
+        list[str] | None,
+        typer.Option(help="TensorRT-RTX: build for these GPUs only, such as 8.9; may be repeated."),
+    ] = None,
     workspace_mb: Annotated[int | None, typer.Option(min=1, help="Builder workspace limit.")] = None,
+    optimization_level: Annotated[
+        int | None, typer.Option(min=0, max=5, help="Of the builder: higher looks longer.")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None, typer.Option(help="TensorRT: file of measured kernels, read and written again.")
+    ] = None,
+    threads: Threads = None,
     config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """ONNX to an FP16 or INT8 TensorRT plan.
 
-    The ONNX twin beside the plan runs without a GPU."""
-    from svtool.build import BuildOptions, render
+    The ONNX twin beside the plan runs without a GPU. With --drift-budget, exit 3 means: built, but too little data
+    to prove that the budget holds."""
+    from svtool.build import BuildOptions, SearchOptions
     from svtool.build import build as run
+    from svtool.build_report import render
     from svtool.config import parse_profile
     from svtool.progress import RichProgress
 
     if fp16 and int8:
         raise UsageError("--fp16 and --int8 exclude each other: an int8 engine keeps the rest in fp16 anyway")
+    if weight_only and not int8:
+        raise UsageError("--weight-only is a kind of int8: give it with --int8")
+    of_search = {
+        "--drift-data": drift_data,
+        "--max-disagreement": max_disagreement,
+        "--min-sqnr": min_sqnr,
+        "--limit": limit,
+    }
+    lonely = [name for name, value in of_search.items() if value is not None]
+    if lonely and drift_budget is None:
+        raise UsageError(f"{', '.join(lonely)} belong to a search: give --drift-budget POINTS too")
     options = BuildOptions(
-        precision="int8" if int8 else "fp16",
+        precision=("int8-weights" if weight_only else "int8") if int8 else "fp16",
         data=data,
         calibration=calibration,
         output=output,
         head=head.value,
         profiles=tuple(parse_profile(one) for one in profile or ()),
+        keep_fp16=tuple(keep_fp16 or ()),
+        budget=None
+        if drift_budget is None
+        else SearchOptions(drift_budget, drift_data, max_disagreement, min_sqnr, limit, seed),
         flavor=flavor.value,
+        compute_capability=tuple(compute_capability or ()),
         workspace_mb=workspace_mb,
+        optimization_level=optimization_level,
+        timing_cache=timing_cache,
+        threads=threads,
         config=config,
     )
     with RichProgress(quiet=quiet) as progress:
         report = run(model, options, progress)
     _emit(report.to_json(), as_json, lambda: render(report))
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
 
 
 @app.command(
@@ -428,6 +516,29 @@ def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
         diagnosis = diagnose(progress)
     _emit_page(diagnosis.to_json(), as_json, lambda width: render(diagnosis, width))
     raise typer.Exit(diagnosis.exit_code)
+
+
+@app.command(epilog="Example:  svtool verify engines/sensevoice/int8.plan")
+def verify(
+    plan: Annotated[Path, typer.Argument(help="A plan, on the GPU that it is meant for.")],
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Try CUDA graphs; used from then on if all cases pass.")
+    ] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a plan on this GPU at every corner of its profiles, against its ONNX twin.
+
+    The outcome goes into the plan's manifest (exit 1 if a case fails, or without a GPU)."""
+    from svtool.progress import RichProgress
+    from svtool.verify import render
+    from svtool.verify import verify as run
+
+    with RichProgress(quiet=quiet) as progress:
+        report = run(plan, threads=threads, cuda_graphs=cuda_graphs, progress=progress)
+    _emit(report.to_json(), as_json, lambda: render(report))
+    raise typer.Exit(0 if report.passed else 1)
 
 
 @app.command(epilog="Example:  svtool demo")

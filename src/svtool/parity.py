@@ -39,6 +39,12 @@ class Parity:
         return value | {"sqnr_db": None if math.isinf(self.sqnr_db) else round(self.sqnr_db, 2)}
 
 
+def onnxruntime_version() -> str:
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
 def make_feed(frames: int, lengths: Sequence[int], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
     """Noise features, zero where padded, with mixed languages and text normalisation."""
     rng = np.random.default_rng(seed)

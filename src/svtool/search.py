@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from svtool.layers import LayerGroup
 
 SCHEMA = "svtool.search/1"
-SCORED, CONFIRMED = "fp32 graph with Q/DQ", "fp16 twin"
+SCORED, CONFIRMED = "float32 with Q/DQ", "fp16 twin that ships"
 _RETRIES = 3  # groups that may be tried in int8 once more after the first map that holds
 
 
@@ -99,7 +99,7 @@ def search(
 ) -> Found:
     """`groups` may become int8; `other_macs` never do (the logits layer, layers the user pinned).
 
-    Tries 2 maps when everything in int8 holds, about log2(groups) more when it does not.
+    Tries 2 maps when everything in int8 holds, at most about 2 log2(groups) more when it does not.
     """
     return _Search(groups, evaluator, budget, other_macs, progress or Silent()).run()
 
@@ -142,14 +142,22 @@ class _Search:
         return sorted(self._groups, key=lambda group: (-noise[group.name] / group.macs, group.name))
 
     def _fewest(self, order: Sequence[LayerGroup]) -> int:
-        """How many groups of `order` must go back: noise falls with each, so halving the range finds it."""
+        """How many groups of `order` must go back. Usually few: doubles from one, then halves the range that is left.
+
+        Noise falls with each group, so what holds for some holds for more.
+        """
         fails, holds = 0, len(order)
+        step = 1
         while holds - fails > 1:
-            middle = (fails + holds) // 2
-            if self._try(SCORED, tuple(order[:middle])):
-                holds = middle
+            tried = (
+                min(fails + step, (fails + holds) // 2)
+                if holds < len(order)
+                else min(fails + step, holds - 1)
+            )
+            if self._try(SCORED, tuple(order[:tried])):
+                holds = tried
             else:
-                fails = middle
+                fails, step = tried, 2 * step
         return holds
 
     def _improved(
@@ -167,7 +175,7 @@ class _Search:
         layers = self._layers(returned)
         share = self._share(layers)
         self._progress.note(
-            f"search: {100 * share:.1f} % of linear work in int8, measured on the {on}"
+            f"search: {100 * share:.1f} % of linear work in int8, measured on {on}"
             + (f" ({len(returned)} of {len(self._groups)} groups in fp16)" if returned else "")
         )
         signals = (self._evaluator.score if on == SCORED else self._evaluator.confirm)(layers)
