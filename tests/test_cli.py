@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -292,3 +293,135 @@ def test_sigterm_leaves_no_half_written_folder(tiny_model: Path, tmp_path: Path)
     child.communicate(timeout=60)
     assert child.returncode == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["-dash.wav", "-m.wav", "-help.mp3", "--long.wav", "-quiet", "-zzz"])
+def test_a_name_that_begins_with_a_dash_gets_a_hint(in_folder: Path, name: str) -> None:
+    (in_folder / "-quiet").write_bytes(b"")
+    result = runner.invoke(app, ["transcribe", name])
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "./-" in said
+    assert "after --" in said
+
+
+def test_a_mistyped_option_gets_no_hint_at_files(in_folder: Path) -> None:
+    result = runner.invoke(app, ["transcribe", "a.wav", "--formt", "json"])
+    assert result.exit_code == 2
+    assert "./-" not in result.stderr
+
+
+def test_stdin_is_called_stdin(tiny_model: Path, clips: list[Path]) -> None:
+    command = ["transcribe", "-", "-m", str(tiny_model), "-f", "json"]
+    good = runner.invoke(app, command, input=clips[0].read_bytes())
+    assert json.loads(good.stdout)["audio"] == "stdin"
+    empty = runner.invoke(app, command, input=b"")
+    assert json.loads(empty.stdout)["error"] == "stdin is empty (0 bytes)"
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "svtool", *command],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert closed.returncode == 1
+    assert lines(closed.stderr) == ["error: stdin is closed: pipe audio into it"]
+
+
+def test_strange_inputs_spoil_nothing(tiny_model: Path, clips: list[Path], in_folder: Path) -> None:
+    good = ["good.wav", "line\nbreak.wav", os.fsdecode(b"odd\xff.wav")]
+    for clip, name in zip(clips, good, strict=True):
+        shutil.copy(clip, name)
+    for name in ("empty", "x.wav"):
+        Path(name).mkdir()
+    Path("zero.wav").write_bytes(b"")
+    Path("loop.wav").symlink_to("loop.wav")
+    bad = ["empty", "x.wav", "*.nope", "zero.wav", "loop.wav", "gone.wav", "/dev/null"]
+    command = ["transcribe", *bad, *good, "good.wav", "./good.wav", "-m", str(tiny_model)]
+    done = subprocess.run(
+        [sys.executable, "-m", "svtool", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    errors = lines(done.stderr)
+    assert [line.startswith("error: ") for line in errors] == [True] * len(bad)
+    for name, error in zip(bad, errors, strict=True):
+        assert error.count(name) == 1
+    assert [line.partition(": ")[0] for line in lines(done.stdout)] == [
+        "good.wav", r"'line\nbreak.wav'", r"'odd\udcff.wav'",
+    ]  # fmt: skip
+    result = runner.invoke(app, [*command, "-f", "json"])
+    assert [json.loads(line)["audio"] for line in lines(result.stdout)] == bad + good
+
+
+def test_a_reader_that_leaves_is_no_error(tiny_model: Path, clips: list[Path]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" | true', "sh", sys.executable, "-m", "svtool", "transcribe", *map(str, clips), "-m",
+         str(tiny_model)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--batch-size-s", "nan"),
+        ("--batch-size-s", "inf"),
+        ("--batch-size-s", "0"),
+        ("--threads", "0"),
+        ("--threads", "99999"),
+        ("--device", "tpu"),
+        ("--allow-languages", ","),
+        ("--format", "xx"),
+    ],
+)
+def test_bad_values_are_usage_errors(tiny_model: Path, clips: list[Path], option: tuple[str, str]) -> None:
+    result = runner.invoke(app, ["transcribe", str(clips[0]), "-m", str(tiny_model), *option])
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert lines(result.stderr)
+
+
+@pytest.fixture
+def own_model(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model.parent, tmp_path / "own")) / "model.onnx"
+
+
+@pytest.mark.parametrize("named", ["file", "folder"])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: "{", "is damaged (not JSON"),
+        (lambda text: text.replace('"sha256": "', '"sha256": "0'), "is damaged (its sha256"),
+        (
+            lambda text: text.replace("svtool.manifest/1", "svtool.manifest/9"),
+            "has schema 'svtool.manifest/9'",
+        ),
+    ],
+)
+def test_a_damaged_manifest_stops_and_names_the_command(
+    own_model: Path, clips: list[Path], damage: Callable[[str], str], said: str, named: str
+) -> None:
+    sidecar = own_model.with_name("model.onnx.json")
+    sidecar.write_text(damage(sidecar.read_text()))
+    model = own_model if named == "file" else own_model.parent
+    result = runner.invoke(app, ["transcribe", str(clips[0]), "-m", str(model)])
+    assert result.exit_code == 1
+    (line,) = lines(result.stderr)
+    assert f"{sidecar} {said}" in line
+    assert f"svtool export SOURCE -o {own_model.parent} --force" in line
+
+
+def test_a_model_other_than_its_manifest_is_refused(own_model: Path, clips: list[Path]) -> None:
+    with own_model.open("ab") as stream:
+        stream.write(b"\0")
+    result = runner.invoke(app, ["transcribe", str(clips[0]), "-m", str(own_model)])
+    assert result.exit_code == 1
+    (line,) = lines(result.stderr)
+    assert "another sha256" in line
+    assert f"svtool export tiny -o {own_model.parent} --force" in line
+
+
+def test_a_model_without_a_manifest_runs_and_says_so(own_model: Path, clips: list[Path]) -> None:
+    own_model.with_name("model.onnx.json").unlink()
+    result = runner.invoke(app, ["transcribe", str(clips[0]), "-m", str(own_model.parent)])
+    assert result.exit_code == 0
+    (line,) = lines(result.stderr)
+    assert f"{own_model} has no manifest" in line

@@ -11,7 +11,7 @@ import pytest
 
 from svtool import tiny
 from svtool.assets import Assets
-from svtool.audio import decode_audio
+from svtool.audio import Audio, decode_audio
 from svtool.backends import Backend, Batch, FloatArray, Limits, Output
 from svtool.errors import SvtoolError
 from svtool.frontend import Frontend, pad_batch
@@ -248,3 +248,38 @@ def test_plus_minus_half_a_bit_changes_few_texts(recognizer: Recognizer) -> None
         for a, b in zip(texts(recognizer.transcribe(clean)), texts(recognizer.transcribe(noisy)), strict=True)
     )
     assert same >= 0.98 * len(clean)
+
+
+class Recorded:
+    """What a progress bar would have shown."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, float | None]] = []
+        self.advances: list[float] = []
+
+    def stage(self, name: str, total: float | None = None) -> None:
+        self.stages.append((name, total))
+
+    def advance(self, amount: float = 1.0) -> None:
+        self.advances.append(amount)
+
+    def note(self, message: str) -> None: ...
+
+
+def test_progress_moves_inside_one_long_file(recognizer: Recognizer, clips: list[FloatArray]) -> None:
+    whole = Audio(np.concatenate(clips[:20]), 16_000, 1)
+    seen = Recorded()
+    list(recognizer.transcribe_files([lambda: whole], Options(batch_size_s=30.0), seen))
+    (total,) = [total for name, total in seen.stages if total is not None]
+    assert total == pytest.approx(whole.duration_s, rel=0.02)
+    assert len(seen.advances) >= 4
+    assert sum(seen.advances) == pytest.approx(total)
+
+
+def test_a_source_that_raises_fails_alone(recognizer: Recognizer, clips: list[FloatArray]) -> None:
+    def refuse() -> Audio:
+        raise SvtoolError("no such thing")
+
+    first, second = recognizer.transcribe_files([refuse, lambda: Audio(clips[0], 16_000, 1)])
+    assert str(first) == "no such thing"
+    assert isinstance(second, Transcript)

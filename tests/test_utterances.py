@@ -15,7 +15,7 @@ import pytest
 from audio_fixtures import ALAW, FLOAT, MULAW, chunk, encode, int16, packed24, tone, video_only, wav
 from svtool import utterances
 from svtool.errors import AudioError, SvtoolError, UsageError
-from svtool.utterances import PcmFormat, decode_audio, expand_inputs, from_array, read_utterances
+from svtool.utterances import Input, PcmFormat, decode_audio, expand_inputs, from_array, read_utterances
 
 TONE = tone(2.0)
 TONE16 = int16(TONE).tobytes()
@@ -493,7 +493,7 @@ def test_raw_samples_need_their_format() -> None:
     odd = decode_audio(TONE16 + b"\1", pcm=PcmFormat(8_000))
     assert odd.rate == 8_000
     assert len(odd.samples) == 2 * len(TONE)
-    assert any("1 bytes" in warning for warning in odd.warnings)
+    assert any("ignored 1 byte after" in warning for warning in odd.warnings)
     stereo = decode_audio(TONE.repeat(2).astype("<f4").tobytes(), pcm=PcmFormat(16_000, "f32le", 2))
     np.testing.assert_array_equal(stereo.samples, TONE)
     assert len(decode_audio(b"", pcm=PcmFormat(16_000)).samples) == 0
@@ -616,13 +616,13 @@ def test_kaldi(folder: Path) -> None:
     ("scp", "text", "words"),
     [
         ("u1 sox a.wav -t wav - |\n", "u1 x\n", "commands are not run.*u1"),
-        ("u1 a.wav\nu1 a.wav\n", "u1 x\n", "1 duplicate ids.*u1"),
+        ("u1 a.wav\nu1 a.wav\n", "u1 x\n", "1 duplicate id.*u1"),
         (
             "u1 a.wav\nu2 a.wav\n",
             "u1 x\nu3 y\n",
-            "1 ids without audio.*u3.*1 ids of wav.scp without text.*u2",
+            "1 id without audio.*u3.*1 id of wav.scp without text.*u2",
         ),
-        ("u1 gone.wav\n", "u1 x\n", "1 audio files missing.*gone.wav"),
+        ("u1 gone.wav\n", "u1 x\n", "1 audio file missing.*gone.wav"),
         ("u1\n", "u1 x\n", "no audio file is named"),
         ("", "", "no utterances"),
     ],
@@ -644,7 +644,7 @@ def test_problems_of_a_list_come_together(folder: Path) -> None:
     with pytest.raises(SvtoolError) as caught:
         read_utterances(write_jsonl(folder / "list.jsonl", *entries))
     message = str(caught.value)
-    assert "1 duplicate ids (x)" in message
+    assert "1 duplicate id (x)" in message
     assert "5 audio files missing" in message
     assert "no0.wav" in message
     assert "2 more" in message
@@ -661,9 +661,9 @@ def test_problems_of_a_list_come_together(folder: Path) -> None:
         ("l.jsonl", '{"audio": "a.wav", "text": 3}\n', "line 1: the text is 3"),
         ("l.jsonl", '{"audio": "a.wav", "duration": "x"}\n', "line 1: the duration"),
         ("l.jsonl", '{"audio": "a.wav", "duration": NaN}\n', "line 1: the duration"),
-        ("l.jsonl", '{"audio": "nul\\u0000.wav"}\n', "1 audio files missing"),
-        ("l.jsonl", '{"audio": "\\ud800.wav"}\n', "1 audio files missing"),
-        ("l.jsonl", '{"audio": "clips"}\n', "1 audio files missing"),
+        ("l.jsonl", '{"audio": "nul\\u0000.wav"}\n', "1 audio file missing"),
+        ("l.jsonl", '{"audio": "\\ud800.wav"}\n', "1 audio file missing"),
+        ("l.jsonl", '{"audio": "clips"}\n', "1 audio file missing"),
         ("l.jsonl", "[" * 100_000, "line 1: not valid JSON"),
         ("l.jsonl", "\n \n", "no utterances"),
         ("l.tsv", "file_name\ttext\na.wav\tx\n", "names no audio column"),
@@ -720,7 +720,7 @@ def test_tiny_lists_are_rendered_by_name(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tiny, "render", lambda name: {"drift": path}[name])
     assert read_utterances("tiny:drift").path == path
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="tiny:nope"):
+    with pytest.raises(SvtoolError, match="tiny:nope"):
         read_utterances("tiny:nope")
 
 
@@ -744,20 +744,56 @@ def test_expand_inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("-i.wav").write_bytes(b"x")
 
     def expand(*args: str) -> list[str]:
-        return [str(one) for one in expand_inputs(list(args))]
+        return [str(one.error or one.name) for one in expand_inputs(list(args))]
 
     assert expand("sub") == ["sub/y.mp3", "sub/z.FLAC", "sub/deep/d.opus"]
     assert expand("[ab]*.wav", "./a.wav", "a.wav") == ["a.wav", "b c.wav"]
-    assert expand("x[1].wav", "-i.wav", "-", "-") == ["x[1].wav", "-i.wav", "-"]
+    assert expand("x[1].wav", "-i.wav", "-", "-") == ["x[1].wav", "-i.wav", "stdin"]
     assert expand("**/*.opus") == ["sub/deep/d.opus"]
-    assert expand("gone.wav", "gone*.wav") == ["gone.wav", "gone*.wav"]
-    assert expand("empty") == ["empty"]
+    assert expand("gone.wav", "gone*.wav") == ["gone.wav", "'gone*.wav' matches nothing"]
+    (alone,) = expand("empty")
+    assert alone.startswith("empty holds no audio files (looked for .wav, .flac")
     assert expand("sub/notes.txt") == ["sub/notes.txt"]
     assert expand() == []
     with pytest.raises(UsageError):
         expand("")
-    assert expand_inputs(["-"]) == ["-"]
+    assert expand_inputs(["-"]) == [Input("stdin")]
     assert reason(Path("empty")) == "not_audio"
+
+
+def test_a_folder_gives_no_pipe_and_reports_links_to_nowhere(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.wav")
+    (tmp_path / "folder.wav").mkdir()
+    (tmp_path / "lost.wav").symlink_to("gone.wav")
+    assert [one.path for one in expand_inputs([str(tmp_path)])] == [tmp_path / "lost.wav"]
+
+
+BAD_NAMES = ["plain.wav", "line\nbreak.wav", "esc\x1b[31m.wav", "bad\udcff.wav"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
+@pytest.mark.parametrize(
+    "content", [None, b"", b"text", b"\x00\x01" * 50, wav(TONE16[:800])[:30]], ids=["gone", *"0123"]
+)
+def test_every_refusal_names_the_file_once_on_one_line(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(AudioError) as caught:
+        decode_audio(path)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert message.count(tmp_path.name) == 1
+    assert message.count(".wav") == 1
+
+
+def test_a_link_to_itself_names_the_file_once(tmp_path: Path) -> None:
+    (tmp_path / "loop.wav").symlink_to("loop.wav")
+    with pytest.raises(AudioError, match=r"loop\.wav cannot be opened: Too many levels") as caught:
+        decode_audio(tmp_path / "loop.wav")
+    assert str(caught.value).count("loop.wav") == 1
 
 
 def test_audio_names_are_offered_by_one_module() -> None:

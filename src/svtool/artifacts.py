@@ -47,9 +47,19 @@ def default_artifact(folder: Path = ENGINES) -> Path:
     )
 
 
+def artifact_file(artifact: Path) -> Path:
+    """A directory means its `model.onnx` where it has one."""
+    return artifact / MODEL_NAME if (artifact / MODEL_NAME).is_file() else artifact
+
+
 def choose(named: Path | None, progress: Progress) -> Path:
     """The artifact named, else the default one, which is then named on stderr."""
     if named is not None:
+        file = artifact_file(named)
+        if file.suffix == ".onnx" and file.is_file() and not manifest_path(file).is_file():
+            progress.note(
+                f"note: {file} has no manifest ({manifest_path(file).name}): whether it is whole cannot be checked"
+            )
         return named
     artifact = default_artifact()
     progress.note(f"using {artifact}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from svtool.errors import AudioError
+from svtool.errors import AudioError, counted, shown
 from svtool.sniff import DEMUXERS, HEAD_BYTES, looks_like_text, sniff
 
 if TYPE_CHECKING:
@@ -101,15 +101,14 @@ def decode_audio(
     max_duration_s: float | None = None,
     pcm: PcmFormat | None = None,
 ) -> Audio:
-    """Decode a file or the bytes of one. The format is found from the content; `name` serves messages, and
-    tells headerless G.722 (`*.g722`). Audio longer than `max_duration_s` is refused as soon as decoding gets
-    there.
+    """Decode a file or the bytes of one. The format is found from the content; `name` (default: the path as
+    given) serves messages, each of which names it once, and tells headerless G.722 (`*.g722`). Audio longer than
+    `max_duration_s` is refused as soon as decoding gets there.
 
     A file that breaks off or holds damaged parts gives what could be decoded, with a warning; a file with an
     audio stream of length zero gives zero samples.
     """
-    label = name if name is not None else (source.name if isinstance(source, Path) else "audio")
-    label = label if label.isprintable() else ascii(label)
+    label = shown(name if name is not None else (str(source) if isinstance(source, Path) else "audio"))
     with _opened(source, label) as stream:
         warnings: list[str] = []
         demuxer, options = _raw_demuxer(stream, pcm, warnings) if pcm else (_demuxer(stream, label), {})
@@ -173,11 +172,21 @@ def _opened(source: Path | bytes, label: str) -> Iterator[BinaryIO]:
     except IsADirectoryError as error:
         raise AudioError(f"{label} is a directory, not an audio file", reason="not_audio") from error
     except FileNotFoundError as error:
-        raise AudioError(f"{source} does not exist", reason="missing") from error
+        lost = " (a link to what is not there)" if source.is_symlink() else ""
+        raise AudioError(f"{label} does not exist{lost}", reason="missing") from error
     except (OSError, ValueError) as error:
-        raise AudioError(f"{label} cannot be opened: {error}", reason="missing") from error
+        # the text of an OSError would name the file once more
+        why = getattr(error, "strerror", None) or error
+        raise AudioError(f"{label} cannot be opened: {why}", reason="missing") from error
     with stream:
-        yield stream if stream.seekable() else io.BytesIO(stream.read())
+        yield stream if stream.seekable() else io.BytesIO(_read_all(stream, label))
+
+
+def _read_all(stream: BinaryIO, label: str) -> bytes:
+    try:
+        return stream.read()
+    except OSError as error:
+        raise AudioError(f"{label} cannot be read: {error.strerror}", reason="broken") from error
 
 
 def _demuxer(stream: BinaryIO, label: str) -> str:
@@ -203,7 +212,7 @@ def _raw_demuxer(stream: BinaryIO, pcm: PcmFormat, warnings: list[str]) -> tuple
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
     if size % pcm.frame_bytes:
-        warnings.append(f"{size % pcm.frame_bytes} bytes after the last whole sample were ignored")
+        warnings.append(f"ignored {counted(size % pcm.frame_bytes, 'byte')} after the last whole sample")
     return pcm.encoding, {"sample_rate": str(pcm.rate), "ch_layout": f"{pcm.channels}c"}
 
 
@@ -237,7 +246,7 @@ def _decode(
             f"{label} is broken: nothing in it could be decoded", reason="broken"
         ) from reader.damage
     if reader.damaged:
-        warnings.append(f"{reader.damaged} damaged parts were skipped")
+        warnings.append(f"skipped {counted(reader.damaged, 'damaged part')}")
     if declared_s - reader.decoded_s > max(0.5, 0.01 * declared_s):
         warnings.append(
             f"the file ends early: {reader.decoded_s:.2f} s of {declared_s:.2f} s could be decoded"

@@ -1,10 +1,21 @@
 """Every error svtool raises on purpose, and the exit code each one turns into.
 
 Knows nothing of the terminal: `cli.py` is the one place that prints an error and exits.
-A message is one sentence that names the artifact, the mismatch and, where there is one, the next command.
+A message is one sentence that names the artifact, the mismatch and, where there is one, the next command; what
+messages share in wording (`counted`, `shown`) is here too.
 """
 
 from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 audio file`, `2 audio files`: for nouns whose plural takes an s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def shown(name: str) -> str:
+    """A file's name on one line, whatever it holds: line breaks, escape codes and odd bytes come as escapes."""
+    return name if name.isprintable() else ascii(name)
 
 
 class SvtoolError(Exception):

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
@@ -20,6 +20,14 @@ from svtool import __version__
 from svtool.errors import ArtifactError
 
 SCHEMA = "svtool.manifest/1"
+_MODEL = "model.onnx"
+_PRECISIONS = ("int8", "fp16")
+# of the fields that readers rely on; what a kind of artifact has on top is its writer's
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("artifact", "kind", "runtime", "precision", "model", "twin", "twin_sha256"), str),
+    **dict.fromkeys(("source", "options", "built_with"), dict),
+    "tag_ids": list,
+}
 
 
 def sha256_file(path: Path) -> str:
@@ -90,27 +98,64 @@ def read_manifest(artifact: Path) -> dict[str, Any]:
     path = manifest_path(artifact)
     if not path.is_file():
         raise ArtifactError(
-            f"{artifact} has no manifest ({path.name}): make the artifact with svtool export or svtool build-trt"
+            f"{artifact} has no manifest ({path.name}): make both with  {rebuild_command(artifact)}"
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ArtifactError(f"{path} is damaged ({error}): make the artifact again") from error
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(artifact, f"not JSON: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
         raise ArtifactError(
-            f"{path} has schema {found!r}, this svtool reads {SCHEMA!r}: make the artifact again"
+            f"{path} has schema {found!r}, this svtool reads {SCHEMA!r}: make it and its artifact again with  "
+            f"{rebuild_command(artifact)}"
         )
+    _check_fields(artifact, manifest)
     return manifest
 
 
-def check_digest(artifact: Path, wanted: str | None) -> None:
-    """Raise ArtifactError unless the file is the one its manifest describes. `None` = nothing is known of it."""
-    if wanted is not None and sha256_file(artifact) != wanted:
+def _check_fields(artifact: Path, manifest: dict[str, Any]) -> None:
+    digest = manifest.get("sha256")
+    if not isinstance(digest, str) or len(digest) != 64:
+        raise _damaged(artifact, f"its sha256 is {digest!r}")
+    for name, kind in _TYPES.items():
+        if name in manifest and not isinstance(manifest[name], kind):
+            raise _damaged(artifact, f"its {name} is {manifest[name]!r}")
+
+
+def _damaged(artifact: Path, why: str) -> ArtifactError:
+    return ArtifactError(
+        f"{manifest_path(artifact)} is damaged ({why}): make it and its artifact again with  "
+        f"{rebuild_command(artifact)}"
+    )
+
+
+def check_digest(artifact: Path, wanted: str | None, described: Mapping[str, Any] | None = None) -> None:
+    """Raise ArtifactError unless the file is the one its manifest describes. `None` = nothing is known of it.
+
+    `described`: the manifest, for the command that makes the artifact again.
+    """
+    if wanted is not None and (not artifact.is_file() or sha256_file(artifact) != wanted):
         raise ArtifactError(
             f"{artifact} is not the file its manifest describes (another sha256: cut off, damaged or replaced): "
-            "make it again with  svtool build-trt  (or svtool export)"
+            f"make it again with  {rebuild_command(artifact, described)}"
         )
+
+
+def rebuild_command(artifact: Path, described: Mapping[str, Any] | None = None) -> str:
+    """The command that makes an artifact again, as well as its name and manifest tell."""
+    described, folder = described or {}, artifact.parent
+    if described.get("kind", "model" if artifact.name == _MODEL else "engine") == "model":
+        name = str(described.get("source", {}).get("name", "SOURCE"))
+        # other names are those of folders, and where they lay is not known
+        return f"svtool export {name if name == 'tiny' else 'SOURCE'} -o {folder} --force"
+    guessed = next((one for one in _PRECISIONS if one in artifact.stem), "fp16")
+    precision = str(described.get("precision", guessed))
+    output = "" if artifact.stem == precision else f" -o {artifact.with_suffix('.plan')}"
+    flags = {"int8-weights": "--int8 --weight-only"}.get(precision, f"--{precision}")
+    return f"svtool build-trt {folder / str(described.get('model', _MODEL))} {flags}{output}"
 
 
 def versions(*distributions: str) -> dict[str, str]:

@@ -5,21 +5,24 @@ Knows nothing of HTTP or the terminal. One bad utterance fails alone: its place 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from svtool import decode, segment
+from svtool.artifacts import artifact_file
 from svtool.assets import LANGUAGES, TEXTNORMS, Assets, read_assets
-from svtool.audio import decode_audio
+from svtool.audio import Audio, decode_audio
 from svtool.backends import Backend, Batch, FloatArray, Output, load_backend
-from svtool.errors import ArtifactError, SvtoolError
+from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.frontend import LFR_FRAME_S, SAMPLE_RATE, Frontend, pad_batch
 from svtool.progress import Progress, Silent
 from svtool.timing import Segment, Word, follow, group_words, join_texts
@@ -31,6 +34,9 @@ TOO_SHORT = "too_short"
 SILENCE = "silence"
 _WINDOW_S = 600.0  # audio decoded ahead and sorted together: bounds memory on long lists
 _WINDOW_FILES = 256
+
+Source = Path | Callable[[], Audio]
+"""A file, or what gives its audio (or raises the SvtoolError that becomes its result)."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,12 @@ class Options:
     batch_size_n: int = 32
     max_segment_s: float = 30.0
     gate_silence: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.batch_size_s < math.inf:
+            raise UsageError(
+                f"a batch of {self.batch_size_s:g} seconds cannot be made: give a finite number over 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,14 @@ class _Piece:
     silent: bool
     owner: int = 0  # place of its utterance in the window
 
+    @property
+    def to_run(self) -> bool:
+        return len(self.feats) > 0 and not self.silent
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.feats) * LFR_FRAME_S
+
 
 @dataclass
 class _Loaded:
@@ -83,6 +103,10 @@ class _Loaded:
     pieces: list[_Piece] = field(default_factory=list)
     error: SvtoolError | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def to_run_s(self) -> float:
+        return sum(piece.duration_s for piece in self.pieces if piece.to_run)
 
 
 class Recognizer:
@@ -104,16 +128,21 @@ class Recognizer:
 
     def transcribe_files(
         self,
-        sources: Iterable[Path | bytes],
+        sources: Iterable[Source],
         options: Options | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Transcript | SvtoolError]:
-        """Decode and transcribe files, in order, in memory bounded by ten minutes of audio at a time."""
-        options, progress, pending = options or Options(), progress or Silent(), iter(sources)
+        """Decode and transcribe files, in order, in memory bounded by ten minutes of audio at a time.
 
-        def load(source: Path | bytes) -> _Loaded:
+        Progress counts seconds of audio, so that one long file moves; each window is a stage of its own, since
+        nothing is known of the files after it.
+        """
+        options, progress, pending = options or Options(), progress or Silent(), iter(sources)
+        done, known = 0, length_hint(sources)
+
+        def load(source: Source) -> _Loaded:
             try:
-                audio = decode_audio(source)
+                audio = decode_audio(source) if isinstance(source, Path) else source()
                 loaded = self._prepare(audio.samples, options)
                 loaded.warnings = audio.warnings
                 return loaded
@@ -122,10 +151,14 @@ class Recognizer:
 
         # decoding and features release the GIL for most of their time; the model runs on this thread alone
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            while window := _fill_window(pool, load, pending):
-                for result in self._run(window, options):
-                    progress.advance()
-                    yield result
+            while True:
+                progress.stage("reading audio")
+                window = _fill_window(pool, load, pending)
+                if not window:
+                    break
+                progress.stage(_stage_name(done, len(window), known), sum(one.to_run_s for one in window))
+                yield from self._run(window, options, progress)
+                done += len(window)
 
     def features(self, samples: FloatArray) -> FloatArray:
         return self.frontend.features(samples)
@@ -146,12 +179,15 @@ class Recognizer:
             loaded.error = error
         return loaded
 
-    def _run(self, loaded: list[_Loaded], options: Options) -> list[Transcript | SvtoolError]:
+    def _run(
+        self, loaded: list[_Loaded], options: Options, progress: Progress | None = None
+    ) -> list[Transcript | SvtoolError]:
+        progress = progress or Silent()
         renumbered = [
             replace(piece, owner=owner)
             for owner, one in enumerate(loaded)
             for piece in one.pieces
-            if len(piece.feats) and not piece.silent
+            if piece.to_run
         ]
         heard: list[list[tuple[int, Hypothesis]]] = [[] for _ in loaded]
         for group in self._batches(renumbered, options):
@@ -160,6 +196,7 @@ class Recognizer:
                     loaded[piece.owner].error = result
                 else:
                     heard[piece.owner].append((piece.start, result))
+            progress.advance(sum(piece.duration_s for piece in group))
         return [_finish(one, parts) for one, parts in zip(loaded, heard, strict=True)]
 
     def _batches(self, pieces: list[_Piece], options: Options) -> Iterator[list[_Piece]]:
@@ -245,10 +282,18 @@ class Recognizer:
         )
 
 
+def _stage_name(done: int, count: int, known: int) -> str:
+    """`transcribing (seconds of audio, files 1-40 of 300)`; `known` 0 = how many there are is not known."""
+    if known == count == 1:
+        return "transcribing (seconds of audio)"
+    whole = f" of {known}" if known else ""
+    return f"transcribing (seconds of audio, files {done + 1}-{done + count}{whole})"
+
+
 def _fill_window(
     pool: ThreadPoolExecutor,
-    load: Callable[[Path | bytes], _Loaded],
-    pending: Iterator[Path | bytes],
+    load: Callable[[Source], _Loaded],
+    pending: Iterator[Source],
 ) -> list[_Loaded]:
     window: list[_Loaded] = []
     seconds = 0.0
@@ -318,7 +363,7 @@ def _as_svtool_error(error: Exception) -> SvtoolError:
 
 def open_recognizer(artifact: Path, *, device: str = "auto", threads: int | None = None) -> Recognizer:
     """Open an artifact with the assets beside it. A directory means its `model.onnx`, else its checkpoint."""
-    path = artifact / "model.onnx" if (artifact / "model.onnx").is_file() else artifact
+    path = artifact_file(artifact)
     if not path.exists():
         raise ArtifactError(
             f"{artifact} does not exist: make it with  svtool export  (svtool build-trt for engines)"

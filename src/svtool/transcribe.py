@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from svtool import subtitles
 from svtool.artifacts import choose
-from svtool.errors import SvtoolError, UsageError
+from svtool.audio import Audio, decode_audio
+from svtool.errors import AudioError, SvtoolError, UsageError, shown
 from svtool.manifest import whole_file
 from svtool.progress import Progress
-from svtool.recognizer import Options, Transcript, open_recognizer
-from svtool.utterances import expand_inputs
-
-STDIN = "-"
+from svtool.recognizer import Options, Source, Transcript, open_recognizer
+from svtool.utterances import Input, expand_inputs
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    audio: str
+    audio: str  # the name as it may stand in a line of text
     printed: str | None  # None when written to a file, or when an error has nothing to print
     error: str | None
     warnings: tuple[str, ...] = ()
@@ -43,32 +44,52 @@ class Result:
 def run(request: Request, progress: Progress) -> Iterator[Result]:
     """Transcribe in order. Raises UsageError when nothing matches or several subtitles would share one stream."""
     inputs = expand_inputs(request.files)
-    if not inputs:
-        raise UsageError(f"no audio files in {', '.join(request.files)}")
     if len(inputs) > 1 and request.format in ("srt", "vtt") and request.output is None:
-        raise UsageError(f"{len(inputs)} files cannot share one {request.format} stream: add -o DIR")
+        raise UsageError(f"{len(inputs)} inputs cannot share one {request.format} stream: add -o DIR")
     targets = _targets(inputs, request)
     recognizer = open_recognizer(
         choose(request.model, progress), device=request.device, threads=request.threads
     )
     try:
-        sources = (sys.stdin.buffer.read() if one == STDIN else Path(one) for one in inputs)
-        progress.stage("transcribing", total=len(inputs))
-        results = recognizer.transcribe_files(sources, request.options, progress)
-        for name, target, result in zip(inputs, targets, results, strict=True):
-            yield _result(str(name), target, result, request, alone=len(inputs) == 1)
+        results = recognizer.transcribe_files([_source(one) for one in inputs], request.options, progress)
+        for one, target, result in zip(inputs, targets, results, strict=True):
+            yield _result(one.name, target, result, request, alone=len(inputs) == 1)
     finally:
         recognizer.close()
 
 
-def _targets(inputs: list[Any], request: Request) -> list[Path | None]:
+def _source(one: Input) -> Source:
+    if one.error is not None:
+        return partial(_refuse, one.error)
+    if one.path is not None:
+        return partial(decode_audio, one.path, name=one.name)
+    try:
+        # here and not in the source: a thread that waits for a person at the keyboard could not be interrupted
+        return partial(decode_audio, _read_stdin(), name=one.name)
+    except AudioError as error:
+        return partial(_refuse, error)
+
+
+def _refuse(error: AudioError) -> Audio:
+    raise error
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:  # Python's way to say that it was closed (`<&-`)
+        raise AudioError("stdin is closed: pipe audio into it", reason="missing")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise AudioError(f"stdin cannot be read: {error.strerror}", reason="broken") from error
+
+
+def _targets(inputs: list[Input], request: Request) -> list[Path | None]:
     if request.output is None:
         return [None] * len(inputs)
     suffix = {"text": ".txt", "json": ".json"}.get(request.format, f".{request.format}")
-    targets: list[Path | None] = [
-        request.output / f"{'stdin' if one == STDIN else Path(one).stem}{suffix}" for one in inputs
-    ]
-    doubled = sorted({str(one) for one in targets if targets.count(one) > 1})
+    targets = [None if one.error else request.output / f"{Path(one.name).stem}{suffix}" for one in inputs]
+    counts = Counter(one for one in targets if one is not None)
+    doubled = sorted(shown(str(one)) for one, count in counts.items() if count > 1)
     if doubled:
         raise UsageError(f"several inputs would be written to {', '.join(doubled)}: transcribe them apart")
     return targets
@@ -77,20 +98,24 @@ def _targets(inputs: list[Any], request: Request) -> list[Path | None]:
 def _result(
     name: str, target: Path | None, result: Transcript | SvtoolError, request: Request, *, alone: bool
 ) -> Result:
-    error = str(result) if isinstance(result, SvtoolError) else None
-    if error is not None and name not in error:
-        error = f"{name}: {error}"
+    error = _sentence(name, result) if isinstance(result, SvtoolError) else None
     warnings = () if isinstance(result, SvtoolError) else _warnings(result)
     text = _formatted(name, result, error, request)
     if text is None:
-        return Result(name, None, error, warnings)
+        return Result(shown(name), None, error, warnings)
     if target is not None:
         with whole_file(target) as work:
             work.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
-        return Result(name, None, error, warnings)
+        return Result(shown(name), None, error, warnings)
     if request.format == "text" and not alone:
-        text = f"{name}: {text}"
-    return Result(name, text.removesuffix("\n"), error, warnings)
+        text = f"{shown(name)}: {text}"
+    return Result(shown(name), text.removesuffix("\n"), error, warnings)
+
+
+def _sentence(name: str, error: SvtoolError) -> str:
+    """The error with the name of its file, once: what failed after decoding does not know it."""
+    named = str(error).startswith((shown(name), repr(name)))
+    return str(error) if named else f"{shown(name)}: {error}"
 
 
 def _warnings(result: Transcript) -> tuple[str, ...]:
@@ -101,9 +126,9 @@ def _formatted(
     name: str, result: Transcript | SvtoolError, error: str | None, request: Request
 ) -> str | None:
     if request.format == "json":
-        return json.dumps(
-            as_json(name, result, error, emoji=request.emoji), ensure_ascii=False, allow_nan=False
-        )
+        value = as_json(name, result, error, emoji=request.emoji)
+        # a name that is no UTF-8 can be written as escapes only
+        return json.dumps(value, ensure_ascii=not name.isprintable(), allow_nan=False)
     if isinstance(result, SvtoolError):
         return None
     if request.format == "srt":

@@ -15,18 +15,19 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from svtool.audio import SAMPLE_RATE, Audio, PcmFormat, decode_audio, from_array
-from svtool.errors import SvtoolError, UsageError
+from svtool.errors import AudioError, SvtoolError, UsageError, counted, shown
 
 __all__ = [
     "AUDIO_SUFFIXES",
     "SAMPLE_RATE",
     "Audio",
+    "Input",
     "PcmFormat",
     "Utterance",
     "UtteranceList",
@@ -44,6 +45,8 @@ AUDIO_SUFFIXES = frozenset(
     )
     for name in names.split()
 )
+
+_WELL_KNOWN = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")  # named in a message that cannot name all
 
 # our name first; then those of NeMo, FunASR, SenseVoice's own data files and Common Voice
 _COLUMNS = {
@@ -199,7 +202,9 @@ def _table_entries(path: Path, text: str, *, tabs: bool) -> Iterator[Entry]:
                 header = _header(cells, path)
                 continue
             if len(cells) > len(header):
-                raise SvtoolError(f"{place}: {len(cells)} cells, but the header names {len(header)} columns")
+                raise SvtoolError(
+                    f"{place}: {counted(len(cells), 'cell')}, but the header names {counted(len(header), 'column')}"
+                )
             yield place, dict(zip(header, cells, strict=False))
     except csv.Error as error:
         raise SvtoolError(f"{path}, line {reader.line_num}: {error}") from error
@@ -251,12 +256,12 @@ def _kaldi_table(path: Path, recordings: Mapping[str, str] | None = None) -> dic
     found = dict(pairs)
     problems = []
     if doubled := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
-        problems.append(f"{len(doubled)} duplicate ids ({_some(doubled)})")
+        problems.append(f"{counted(len(doubled), 'duplicate id')} ({_some(doubled)})")
     if recordings is not None:
         if unknown := [key for key in found if key not in recordings]:
-            problems.append(f"{len(unknown)} ids without audio in wav.scp ({_some(unknown)})")
+            problems.append(f"{counted(len(unknown), 'id')} without audio in wav.scp ({_some(unknown)})")
         if path.name == "text" and (absent := [key for key in recordings if key not in found]):
-            problems.append(f"{len(absent)} ids of wav.scp without text ({_some(absent)})")
+            problems.append(f"{counted(len(absent), 'id')} of wav.scp without text ({_some(absent)})")
     if problems:
         raise SvtoolError(f"{path}: {'; '.join(problems)}")
     return found
@@ -348,19 +353,19 @@ def _check(utterances: Sequence[Utterance], path: Path) -> None:
     missing = [str(one.audio) for one in utterances if _size(one.audio) is None]
     problems = []
     if doubled:
-        problems.append(f"{len(doubled)} duplicate ids ({_some(doubled)})")
+        problems.append(f"{counted(len(doubled), 'duplicate id')} ({_some(doubled)})")
     if missing:
-        problems.append(f"{len(missing)} audio files missing ({_some(missing)})")
+        problems.append(f"{counted(len(missing), 'audio file')} missing ({_some(missing)})")
     if problems:
         raise SvtoolError(
-            f"{path}: {'; '.join(problems)} among {len(utterances)} utterances; "
+            f"{path}: {'; '.join(problems)} among {counted(len(utterances), 'utterance')}; "
             f"audio paths are relative to {_root(path)}"
         )
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown}, ... {len(names) - _SHOWN} more"
+    first = ", ".join(map(shown, names[:_SHOWN]))
+    return first if len(names) <= _SHOWN else f"{first}, ... {len(names) - _SHOWN} more"
 
 
 def _size(path: Path) -> int | None:
@@ -391,39 +396,74 @@ def _digest(utterances: Sequence[Utterance], path: Path) -> str:
 # ---- command-line arguments
 
 
-def expand_inputs(args: Sequence[str]) -> list[Path | Literal["-"]]:
-    """Files meant by `args`, in order, each once: names, glob patterns, directories (recursive, audio suffixes
+@dataclass(frozen=True)
+class Input:
+    """What one command-line argument, or a part of it, means: a file, standard input, or nothing that can be read."""
+
+    name: str  # as results call it: the path as given or found, "stdin" for "-"
+    path: Path | None = None
+    error: AudioError | None = None  # why there is neither
+
+
+STDIN = "stdin"
+
+
+def expand_inputs(args: Sequence[str]) -> list[Input]:
+    """Inputs meant by `args`, in order, each once: names, glob patterns, directories (recursive, audio suffixes
     only, hidden names left out), "-" for standard input.
 
-    What does not exist stays in the result, and so does a directory without audio: its reader reports it.
+    A file that does not exist stays in the result: its reader reports it. A pattern that matches nothing and a
+    directory without audio are inputs with an error.
     """
-    found: dict[str, Path | Literal["-"]] = {}
+    found: dict[str, Input] = {}
     for arg in args:
         if not arg:
             raise UsageError("an empty file name was given")
         if arg == "-":
-            found.setdefault("-", "-")
+            found.setdefault("-", Input(STDIN))
             continue
-        for path in _expand(arg):
-            found.setdefault(os.path.abspath(path), path)
+        for one in _expand(arg):
+            found.setdefault(os.path.abspath(one.name), one)
     return list(found.values())
 
 
-def _expand(arg: str) -> Iterator[Path]:
+def _expand(arg: str) -> Iterator[Input]:
     # an existing name comes first: `a[1].wav` is a file as well as a pattern
     is_pattern = glob.has_magic(arg) and not os.path.lexists(arg)
     names = sorted(glob.glob(arg, recursive=True)) if is_pattern else [arg]
-    for name in names or [arg]:
-        path = Path(name)
-        if not os.path.isdir(name):
-            yield path
+    if not names:
+        yield Input(arg, error=AudioError(f"{arg!r} matches nothing", reason="missing"))
+    for name in names:
+        if os.path.isdir(name):
+            yield from _in_folder(name)
         else:
-            yield from list(_audio_files(path)) or [path]
+            yield Input(name, Path(name))
 
 
-def _audio_files(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+def _in_folder(folder: str) -> Iterator[Input]:
+    unread: list[OSError] = []
+    audio = list(_audio_files(folder, unread.append))
+    yield from (Input(str(path), path) for path in audio)
+    for error in unread:
+        name = str(error.filename)
+        yield Input(
+            name, error=AudioError(f"{shown(name)} cannot be read: {error.strerror}", reason="missing")
+        )
+    if not audio and not unread:
+        kinds = f"{', '.join(_WELL_KNOWN)} and {len(AUDIO_SUFFIXES) - len(_WELL_KNOWN)} more"
+        message = (
+            f"{shown(folder)} holds no audio files (looked for {kinds}): name a file of another ending itself"
+        )
+        yield Input(folder, error=AudioError(message, reason="missing"))
+
+
+def _audio_files(folder: str, unread: Callable[[OSError], None]) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder, onerror=unread):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and Path(name).suffix.lower() in AUDIO_SUFFIXES:
-                yield Path(parent, name)
+            path = Path(parent, name)
+            if name.startswith(".") or path.suffix.lower() not in AUDIO_SUFFIXES:
+                continue
+            # a pipe or a device that lies in a folder would be waited for; a link to nowhere is reported
+            if os.path.isfile(path) or not os.path.exists(path):
+                yield path

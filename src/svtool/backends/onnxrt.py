@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from svtool import manifest
 from svtool.backends import Batch, Limits, Output, greedy_head
 from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.graph import TAG_IDS_KEY
@@ -33,6 +34,9 @@ class OnnxRuntimeBackend:
     runtime = "onnxruntime"
 
     def __init__(self, path: Path, *, provider: str = "auto", threads: int | None = None) -> None:
+        if manifest.manifest_path(path).is_file() and path.is_file():
+            described = manifest.read_manifest(path)
+            manifest.check_digest(path, described["sha256"], described)
         self._session = open_session(path, providers_named(provider), threads=threads)
         self.provider = str(self._session.get_providers()[0])
         outputs = tuple(one.name for one in self._session.get_outputs())

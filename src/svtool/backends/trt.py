@@ -60,7 +60,7 @@ def open_plan(path: Path) -> TensorRTBackend:
     _check_machine(path, described, flavor)
     trt = import_flavor(flavor)
     _check_version(path, described, flavor, version(trt))
-    _check_file(path, described)
+    manifest.check_digest(path, described["sha256"], described)
     return TensorRTBackend(path, described, flavor, trt, open_device())
 
 
@@ -301,14 +301,8 @@ def _check_version(path: Path, described: Mapping[str, Any], flavor: Flavor, her
         )
 
 
-def _check_file(path: Path, described: Mapping[str, Any]) -> None:
-    if not path.is_file() or manifest.sha256_file(path) != described.get("sha256"):
-        raise ArtifactError(f"{path} is not the file its manifest describes: {_rebuild(path, described)}")
-
-
 def _rebuild(path: Path, described: Mapping[str, Any]) -> str:
-    kind = described.get("precision", "fp16")
-    return f"build it here with  svtool build-trt {path.parent / str(described.get('model', 'model.onnx'))} --{kind}"
+    return f"build it here with  {manifest.rebuild_command(path, described)}"
 
 
 def _fixed_size(shape: Sequence[int]) -> int:
