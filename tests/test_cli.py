@@ -28,6 +28,7 @@ COMMANDS = (
     "serve",
     "inspect",
     "doctor",
+    "verify",
     "demo",
 )
 

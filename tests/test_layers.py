@@ -37,7 +37,7 @@ LAYERS = [
     {"decode", "artifacts", "simplify", "interop", "probes"},
     {"source", "profiles", "search"},
     {"ranges"},
-    {"recognizer"},
+    {"recognizer", "verify"},
     {
         *("calibration", "sensitivity", "wer", "search_worker"),
         *("build", "build_ranges", "build_report", "build_search", "build_worker", "plan"),

@@ -10,8 +10,10 @@ import ctypes
 import importlib
 import importlib.util
 import sys
+from collections import deque
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from svtool.errors import ArtifactError, MissingDependency, SvtoolError, UsageError
 
@@ -92,23 +94,18 @@ def cuda_device_count() -> int:
 
     Without a driver TensorRT's own objects return None or crash, so the driver is asked directly.
     """
-    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
-    for name in names:
-        try:
-            driver = ctypes.CDLL(name)
-        except OSError:
-            continue
-        count = ctypes.c_int(0)
-        started = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
-        return count.value if started else 0
-    return 0
+    driver = _driver()
+    count = ctypes.c_int(0)
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
 
 
 def compute_capability() -> str | None:
     """`8.9` of the first CUDA device; None without one."""
-    if not has_cuda_device():
+    driver = _driver()
+    if driver is None or not has_cuda_device():
         return None
-    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     numbers = []
     for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
         value = ctypes.c_int(0)
@@ -116,3 +113,38 @@ def compute_capability() -> str | None:
             return None
         numbers.append(str(value.value))
     return ".".join(numbers)
+
+
+def gpu_name() -> str | None:
+    """`NVIDIA L4` of the first CUDA device; None without one."""
+    driver = _driver()
+    name = ctypes.create_string_buffer(256)
+    if driver is None or not has_cuda_device() or driver.cuDeviceGetName(name, len(name), 0) != 0:
+        return None
+    return name.value.decode(errors="replace")
+
+
+def _driver() -> ctypes.CDLL | None:
+    """The CUDA driver's library, started; None where it is absent or finds no GPU."""
+    for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        return driver if driver.cuInit(0) == 0 else None
+    return None
+
+
+def make_logger(trt: Any) -> tuple[Any, deque[str]]:
+    """A logger for TensorRT objects, and the last errors that it was told: the library would print them itself."""
+    errors: deque[str] = deque(maxlen=8)
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, msg: str) -> None:
+            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
+                errors.append(msg.strip())
+
+    return Log(), errors

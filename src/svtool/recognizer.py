@@ -201,14 +201,15 @@ class Recognizer:
 
     def _batches(self, pieces: list[_Piece], options: Options) -> Iterator[list[_Piece]]:
         limits = self.backend.limits
-        most = min(options.batch_size_n, limits.max_batch or options.batch_size_n)
         budget = max(1, int(options.batch_size_s / LFR_FRAME_S))
         group: list[_Piece] = []
+        most = 0
         for piece in sorted(pieces, key=lambda one: len(one.feats), reverse=True):
-            # sorted downwards: the first of a group is its longest
             if group and (len(group) == most or len(group[0].feats) * (len(group) + 1) > budget):
                 yield group
                 group = []
+            if not group:  # sorted downwards: the first of a group is its longest
+                most = min(options.batch_size_n, limits.batch_for(len(piece.feats)) or options.batch_size_n)
             group.append(piece)
         if group:
             yield group

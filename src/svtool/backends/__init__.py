@@ -47,6 +47,12 @@ class Limits:
 
     max_batch: int | None = None
     max_frames: int = 4096  # LFR frames without the four queries
+    # largest (batch, frames) of each optimization profile; () = every pair within the above
+    profiles: tuple[tuple[int, int], ...] = ()
+
+    def batch_for(self, frames: int) -> int | None:
+        """Largest batch whose longest item has `frames` frames."""
+        return max((batch for batch, longest in self.profiles if frames <= longest), default=self.max_batch)
 
 
 class Backend(Protocol):
