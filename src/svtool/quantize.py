@@ -140,7 +140,10 @@ def _quantized_weight(make: rewrite.Maker, value: ir.Value, linear: graphs.Linea
     numbers = value.const_value.numpy().astype(np.float32)  # [K, N]
     columns = np.abs(numbers).max(axis=0)
     if not np.isfinite(columns).all():
-        raise ArtifactError(f"the weight of {linear.name} is not finite")
+        raise ArtifactError(
+            f"the weight of {linear.name} is not finite: the checkpoint is damaged, or its training diverged; "
+            "export a sound one with  svtool export"
+        )
     kind = value.dtype.numpy()
     # a column of zeros needs any scale above zero; the smallest one keeps tiny columns from rounding to zero scale
     steps = np.where(
