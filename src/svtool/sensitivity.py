@@ -56,6 +56,8 @@ class Scorer:
 
     def sqnr(self, amax: Mapping[str, float], layers: Sequence[str] | None) -> float:
         """dB over all frames, with `layers` in int8 (None: all but the head); inf when nothing changes."""
+        if layers is not None and not layers:
+            return float("inf")
         with tempfile.TemporaryDirectory(prefix="svtool-sensitivity-") as folder:
             candidate = Path(folder) / "candidate.onnx"
             self._write(candidate, amax, layers)
