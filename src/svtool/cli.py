@@ -541,29 +541,6 @@ def verify(
     raise typer.Exit(0 if report.passed else 1)
 
 
-@app.command(epilog="Example:  svtool verify engines/sensevoice/int8.plan")
-def verify(
-    plan: Annotated[Path, typer.Argument(help="A plan, on the GPU that it is meant for.")],
-    cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="Try CUDA graphs; used from then on if all cases pass.")
-    ] = False,
-    threads: Threads = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run a plan on this GPU at every corner of its profiles, against its ONNX twin.
-
-    The outcome goes into the plan's manifest (exit 1 if a case fails, or without a GPU)."""
-    from svtool.progress import RichProgress
-    from svtool.verify import render
-    from svtool.verify import verify as run
-
-    with RichProgress(quiet=quiet) as progress:
-        report = run(plan, threads=threads, cuda_graphs=cuda_graphs, progress=progress)
-    _emit(report.to_json(), as_json, lambda: render(report))
-    raise typer.Exit(0 if report.passed else 1)
-
-
 @app.command(epilog="Example:  svtool demo")
 def demo() -> None:
     """Export, build, validate and transcribe with the embedded model."""
