@@ -262,7 +262,10 @@ def calibrate(
     smooth: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="Move loud channels into the weights, 0 (default) to 1.", show_default=False
+            min=0.0,
+            max=1.0,
+            help="Move loud channels into the weights, 0 (default) to 1.",
+            show_default=False,
         ),
     ] = None,
     from_trt_cache: Annotated[
@@ -274,7 +277,9 @@ def calibrate(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
     threads: Threads = None,
-    force: Annotated[bool, typer.Option("--force", help="Calibrate again even when nothing changed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Calibrate again even when nothing changed.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
