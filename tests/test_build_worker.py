@@ -30,7 +30,7 @@ def prepared(folder: Path, *, loud: float) -> ir.Model:
         "graph": str(folder / "graph.onnx"),
         "threads": 1,
     }
-    build_worker.prepare(payload | {"calibration": None, "exclude": []}, Silent())
+    build_worker.prepare(payload, Silent())
     return graphs.load_model(folder / "twin.onnx")
 
 
