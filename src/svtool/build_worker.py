@@ -38,7 +38,8 @@ def prepare(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     if ranges is not None and ranges.exponents:
         model = smooth.smooth(model, ranges.exponents)
     share = layers.int8_share(model, payload["layers"])
-    largest = ranges.absmax if ranges is not None else _loud_on_noise(model_path, payload["threads"])
+    heard = ranges.absmax if ranges is not None else {}  # empty where scales came from another tool
+    largest = heard or _loud_on_noise(model_path, payload["threads"])
     twin = precision.to_fp16(model, largest, keep_fp32=payload["keep_fp32"])
     precision_map = _precision_map(twin, payload["layers"])
     if payload["precision"] == "int8":
