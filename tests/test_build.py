@@ -19,7 +19,8 @@ import pytest
 import small_graph
 from calibration_samples import Notes, noise, write_wave
 from svtool import build as building
-from svtool import build_ranges, flavor, manifest, parity, plan
+from svtool import build_ranges, flavor, manifest, parity, plan, precision, quantize
+from svtool import graph as graphs
 from svtool.assets import Assets
 from svtool.backends import Batch, load_backend
 from svtool.build import BuildOptions, build
@@ -78,6 +79,7 @@ def interop_folder(folder: Path, assets: Assets, count: int = 3) -> Path:
     return folder
 
 
+@pytest.mark.case("Q13")
 def test_int8_plan_twin_and_manifests_from_a_list(tmp_path: Path, tiny_assets: Assets) -> None:
     """The whole chain with the real TensorRT-RTX: calibrate, rewrite, check, build, publish, reuse the cache."""
     pytest.importorskip("tensorrt_rtx")
@@ -341,6 +343,17 @@ def fake_module(*, modern: bool, result: bytes | None = b"plan", accepts_profile
         def set_memory_pool_limit(self, pool: str, size: int) -> None:
             seen["workspace"] = size
 
+        def create_timing_cache(self, known: bytes) -> Any:
+            return known
+
+        def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+            assert not ignore_mismatch
+            self.cache = cache
+            return not seen.get("refuse")
+
+        def get_timing_cache(self) -> Any:
+            return types.SimpleNamespace(serialize=lambda: self.cache + b" and more")
+
     class ILogger:
         INTERNAL_ERROR, ERROR, WARNING = 0, 1, 2
 
@@ -432,14 +445,17 @@ def test_a_bare_tensorrt_module_breaks_no_command(folder: Path, arguments: list[
         assert "no CUDA device answers here" in done.stderr
 
 
-@pytest.mark.case("B3")
+@pytest.mark.case("B3", "B13")
 @pytest.mark.parametrize("result", [None, b""])
 def test_a_builder_without_a_result_names_workspace_profile_and_next_step(
     tmp_path: Path, result: bytes | None
 ) -> None:
     with pytest.raises(ArtifactError) as raised:
         plan.build_plan(fake_module(modern=True, result=result), flavor.CLASSIC, job(tmp_path), Silent())
-    for words in ("workspace 1 MB", "profiles 2:3", "ForeignNode", "a larger --workspace-mb"):
+    for words in (
+        *("TensorRT 11.4.0", "workspace 1 MB", "profiles 2:3", "ForeignNode"),
+        *("a larger --workspace-mb", "svtool build-ort"),
+    ):
         assert words in str(raised.value)
     assert files(tmp_path) == set()
 
@@ -510,3 +526,96 @@ def test_old_onnxruntime_is_said_beside_int8_figures() -> None:
         prepared = {"calibration": None, "quantized": quantized, "parity": {"onnxruntime": version}}
         building._note_runtime(prepared, building._Notes(notes))
         assert bool(notes.seen) is said
+
+
+@pytest.mark.case("Q9", "B12")
+@pytest.mark.parametrize("outcome", ["passes", "fails", "cannot run"])
+def test_on_a_gpu_machine_the_engine_itself_is_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """There is no GPU here: what `verify` measures is tested over doubles, what a build does with it here."""
+    pytest.importorskip("tensorrt_rtx")
+
+    def verified(path: Path, **_: Any) -> types.SimpleNamespace:
+        assert path.is_file()
+        assert manifest.read_manifest(path)["verified_on_gpu"] is False
+        if outcome == "cannot run":
+            raise ArtifactError("this GPU is not one of the plan's")
+        failure = "the engine returned numbers that are not finite" if outcome == "fails" else None
+        cases = [types.SimpleNamespace(name="square wave", failure=failure)]
+        return types.SimpleNamespace(gpu="a GPU", results=cases)
+
+    monkeypatch.setattr(building, "has_cuda_device", lambda: True)
+    monkeypatch.setattr(building, "verify", verified)
+    before = files(folder)
+    chosen = BuildOptions(profiles=SMALL, flavor="rtx", threads=1)
+    if outcome == "fails":
+        with pytest.raises(ArtifactError, match=r"wrong in 1 of 1 cases \(square wave: .* not kept"):
+            build(folder, chosen)
+        assert files(folder) == before
+        return
+    report = build(folder, chosen)
+    assert report.verified_on == ("a GPU" if outcome == "passes" else None)
+    assert any("it was not run: this GPU" in line for line in report.warnings) is (outcome == "cannot run")
+    assert {"fp16.plan", "fp16.onnx"} <= files(folder)
+
+
+def test_a_plan_for_one_kind_of_gpu(folder: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    output = folder / "out" / "ada.plan"
+    chosen = BuildOptions(profiles=SMALL, output=output, compute_capability=("8.9",), flavor="rtx", threads=1)
+    report = build(folder, chosen)
+    assert report.compute_capability == manifest.read_manifest(output)["compute_capability"] == "8.9"
+    with pytest.raises(
+        ArtifactError, match=r"cannot build for compute capability 9\.0: it knows 7\.5, 8\.0, "
+    ):
+        build(folder, replace(chosen, compute_capability=("8.9", "9.0")))
+
+
+def test_options_of_the_other_library_are_usage_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    with pytest.raises(UsageError, match="--timing-cache is for TensorRT: "):
+        build(folder, BuildOptions(flavor="rtx", timing_cache=folder / "t.cache"))
+    monkeypatch.setitem(sys.modules, "tensorrt", types.ModuleType("tensorrt"))
+    monkeypatch.setattr(flavor, "cuda_device_count", lambda: 1)
+    with pytest.raises(UsageError, match="--compute-capability is for TensorRT-RTX"):
+        build(folder, BuildOptions(flavor="classic", compute_capability=("8.9",)))
+
+
+def test_int8_products_are_counted_in_the_parsed_network(tmp_path: Path) -> None:
+    """By the real parser: a layer whose Q/DQ was lost is noticed whatever the other counts say."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    small_graph.write(tmp_path / "model.onnx")
+    ranges = calibrate(tmp_path / "model.onnx", noise(8), threads=1)
+    half = precision.to_fp16(graphs.load_model(tmp_path / "model.onnx"), ranges.absmax)
+    for changed, expected in (
+        (quantize.to_int8(half, ranges.amax), {"both": 12, "weights": 0}),
+        (quantize.to_int8_weights(half), {"both": 0, "weights": 12}),
+        (half, {"both": 0, "weights": 0}),
+    ):
+        graphs.save_model(changed, tmp_path / "graph.onnx")
+        logger = trt.Logger(trt.Logger.ERROR)
+        network = trt.Builder(logger).create_network(0)
+        parser = trt.OnnxParser(network, logger)
+        assert parser.parse_from_file(str(tmp_path / "graph.onnx"))
+        assert plan.int8_products(network) == expected
+    with pytest.raises(
+        ArtifactError, match=r"multiplies 0 layers in int8, the precision map has 12: not built"
+    ):
+        plan.check_requested(
+            plan.requested_precision(network),
+            plan.int8_products(network),
+            {"QuantizeLinear": 0, "DequantizeLinear": 0, "both": 12, "weights": 0},
+        )
+
+
+def test_a_timing_cache_is_read_and_written_again(tmp_path: Path) -> None:
+    trt = fake_module(modern=True)
+    path = tmp_path / "kernels.cache"
+    path.write_bytes(b"known")
+    plan.build_plan(trt, flavor.CLASSIC, job(tmp_path, timing_cache=str(path)), Silent())
+    assert path.read_bytes() == b"known and more"
+    trt.seen["refuse"] = True
+    with pytest.raises(ArtifactError, match=r"does not accept the timing cache .*kernels\.cache"):
+        plan.build_plan(trt, flavor.CLASSIC, job(tmp_path, timing_cache=str(path)), Silent())
+    assert path.read_bytes() == b"known and more"

@@ -19,14 +19,15 @@ from svtool.build_search import Budget, Searched, find_map
 from svtool.calibration import read_cache
 from svtool.child import Finished, run_child
 from svtool.config import Config, GateConfig, Profile, load_config
-from svtool.errors import UsageError
-from svtool.flavor import CLASSIC, Flavor, choose_flavor, compute_capability
+from svtool.errors import ArtifactError, SvtoolError, UsageError
+from svtool.flavor import CLASSIC, Flavor, choose_flavor, compute_capability, has_cuda_device
 from svtool.parity import INT8_TRUE_FROM
 from svtool.profiles import activation_bytes, check_profiles, megabytes, profile_shapes
 from svtool.progress import Progress, Silent
 from svtool.source import Source, read_source
 from svtool.staging import staging
 from svtool.tiny import hardest_part
+from svtool.verify import verify
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
 HEADS = ("greedy", "logits")
@@ -110,6 +111,7 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
         built = _build_engine(source, flavor, options, profiles, prepared, work, notes)
         manifests = _manifests(source, flavor, options, profiles, prepared, built, twin, searched)
         _publish(work, plan, twin, ranges, manifests)
+        verified = _verified(plan, twin, options, notes) if has_cuda_device() else None
         job.journal.unlink(missing_ok=True)
     return BuildReport(
         plan=plan,
@@ -131,7 +133,31 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
         peak_rss_bytes={"graph": prepared.peak_rss_bytes, "plan": built.peak_rss_bytes},
         requested=built.value["requested"],
         search=searched.found if searched is not None else None,
+        verified_on=verified,
         warnings=tuple(notes.warnings),
+    )
+
+
+def _verified(plan: Path, twin: Path, options: BuildOptions, notes: _Notes) -> str | None:
+    """Run the engine at the corners of its profiles. Returns the GPU's name; None when it is not for this machine.
+
+    Raises ArtifactError, and keeps nothing, when the engine runs and is wrong.
+    """
+    try:
+        report = verify(plan, threads=options.threads, progress=notes.progress)
+    except SvtoolError as error:
+        notes.warn(f"the plan stands, but it was not run: {error}")
+        return None
+    failures = [f"{one.name}: {one.failure}" for one in report.results if one.failure]
+    if not failures:
+        return report.gpu
+    for path in (plan, twin):
+        path.unlink(missing_ok=True)
+        manifest.manifest_path(path).unlink(missing_ok=True)
+    raise ArtifactError(
+        f"{plan} was built, but on {report.gpu} it is wrong in {len(failures)} of {len(report.results)} cases "
+        f"({failures[0]}), so it was not kept: build again with other layers out of int8 (--keep-fp16), with --fp16, "
+        "or with another version of the library"
     )
 
 

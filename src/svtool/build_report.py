@@ -38,6 +38,7 @@ class BuildReport:
     peak_rss_bytes: dict[str, int]
     requested: Mapping[str, Mapping[str, int]]
     search: Found | None = None
+    verified_on: str | None = None  # GPU that ran it at every corner of its profiles
     warnings: tuple[str, ...] = ()
 
     @property
@@ -105,7 +106,7 @@ def _rows(report: BuildReport) -> list[tuple[str, str]]:
             "peak memory",
             ", ".join(f"{name} {megabytes(size)}" for name, size in report.peak_rss_bytes.items()),
         ),
-        ("run on a GPU", f"not yet: on the target,  svtool verify {report.plan}"),
+        ("run on a GPU", report.verified_on or f"not yet: on the target,  svtool verify {report.plan}"),
     ]
 
 

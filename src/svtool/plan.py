@@ -53,7 +53,7 @@ def build_plan(trt: Any, flavor: Flavor, payload: Mapping[str, Any], progress: P
     progress.stage("building the plan", payload["estimate_s"])
     plan = builder.build_serialized_network(network, config)
     if plan is None or plan.nbytes == 0:
-        raise ArtifactError(_failure(flavor, payload, messages))
+        raise ArtifactError(_failure(trt, flavor, payload, messages))
     Path(payload["plan"]).write_bytes(plan)
     if cache is not None:
         with manifest.whole_file(Path(payload["timing_cache"])) as work:
@@ -265,12 +265,13 @@ def _watch(trt: Any, config: Any, progress: Progress) -> None:
 _KEPT: list[Any] = []
 
 
-def _failure(flavor: Flavor, payload: Mapping[str, Any], messages: _Messages) -> str:
+def _failure(trt: Any, flavor: Flavor, payload: Mapping[str, Any], messages: _Messages) -> str:
     workspace = f"{payload['workspace_mb']} MB" if payload["workspace_mb"] else "the library's own limit"
     return (
-        f"{flavor.title} could not build the plan (workspace {workspace}; profiles {payload['profile_text']}): "
-        f"{messages.text() or 'it gave no reason'}. "
-        "Try a larger --workspace-mb, or fewer seconds or a smaller batch in --profile B:SECONDS"
+        f"{flavor.title} {version(trt)} could not build the plan (workspace {workspace}; profiles "
+        f"{payload['profile_text']}): {messages.text() or 'it gave no reason'}. "
+        "Try a larger --workspace-mb, fewer seconds or a smaller batch in --profile B:SECONDS, or another version of "
+        "the library; the same model runs in ONNX Runtime with  svtool build-ort"
     )
 
 

@@ -59,7 +59,10 @@ def rank(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def reference(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """SQNR of one map with its own ranges and with plain max ranges: what bad calibration would cost."""
+    """SQNR of one map with its own ranges and with plain max ranges: what bad calibration would cost.
+
+    Scales that another tool chose come without the largest values seen: then `max_db` is None.
+    """
     progress.stage("comparing with max calibration")
     ranges = calibration.read_cache(Path(payload["cache"]))
     samples = _samples(payload)
@@ -73,8 +76,10 @@ def reference(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
             threads=payload["threads"],
         )
         for name, use_max in (("db", False), ("max_db", True))
+        if ranges.absmax or not use_max
     }
-    return {name: min(db, _SILENT_DB) for name, db in found.items()} | {"utterances": len(samples)}
+    shown = {name: min(db, _SILENT_DB) for name, db in found.items()}
+    return {"max_db": None} | shown | {"utterances": len(samples)}
 
 
 def score(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
