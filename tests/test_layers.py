@@ -40,7 +40,7 @@ LAYERS = [
     {"recognizer", "verify"},
     {
         *("calibration", "sensitivity", "wer", "search_worker"),
-        *("build", "build_ranges", "build_report", "build_search", "build_worker", "plan"),
+        *("build", "build_ort", "build_ranges", "build_report", "build_search", "build_worker", "plan"),
         *("export", "serving", "transcribe", "demo"),
         *("inspect", "inspect_page", "doctor", "doctor_page"),
     },

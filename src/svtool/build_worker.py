@@ -39,15 +39,7 @@ def prepare(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     if ranges is not None and ranges.exponents:
         model = smooth.smooth(model, ranges.exponents)
     share = layers.int8_share(model, payload["layers"])
-    heard = ranges.absmax if ranges is not None else {}  # empty where scales came from another tool
-    largest = heard or _loud_on_noise(model_path, payload["threads"])
-    twin = precision.to_fp16(model, largest, keep_fp32=payload["keep_fp32"])
-    precision_map = _precision_map(twin, payload["layers"])
-    if payload["precision"] == "int8":
-        assert ranges is not None
-        twin = quantize.to_int8(twin, ranges.amax, layers=payload["layers"])
-    elif payload["precision"] == "int8-weights":
-        twin = quantize.to_int8_weights(twin, layers=payload["layers"])
+    twin, precision_map = _rewritten(model, payload, ranges)
     tags = payload["tag_ids"]
     if tags:  # a runtime needs them with either head
         twin.metadata_props[graphs.TAG_IDS_KEY] = ",".join(str(tag) for tag in tags)
@@ -75,6 +67,27 @@ def prepare(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
         },
         "graph_bytes": Path(payload["graph"]).stat().st_size,
     }
+
+
+def _rewritten(
+    model: ir.Model, payload: Mapping[str, Any], ranges: calibration.Calibration | None
+) -> tuple[ir.Model, dict[str, list[str]]]:
+    """The model in the precision asked for, and which layers have which."""
+    chosen = payload["layers"]
+    # kernels of CPUs: float32, or int8 in a form of its own with float32 around it
+    on_cpu = payload.get("cpu_form", False)
+    if not on_cpu:
+        heard = ranges.absmax if ranges is not None else {}  # empty where scales came from another tool
+        largest = heard or _loud_on_noise(Path(payload["model"]), payload["threads"])
+        model = precision.to_fp16(model, largest, keep_fp32=payload["keep_fp32"])
+    precision_map = _precision_map(model, chosen)
+    if payload["precision"] == "int8":
+        assert ranges is not None
+        passed = quantize.to_int8_cpu if on_cpu else quantize.to_int8
+        model = passed(model, ranges.amax, layers=chosen)
+    elif payload["precision"] == "int8-weights":
+        model = quantize.to_int8_weights(model, layers=chosen)
+    return model, precision_map
 
 
 def _precision_map(twin: ir.Model, quantized: Sequence[str]) -> dict[str, list[str]]:

@@ -124,6 +124,8 @@ Threads = Annotated[
     int | None, typer.Option(min=1, max=256, help="CPU threads of the engine (default: all cores).")
 ]
 
+Settings = Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")]
+
 
 @app.callback()
 def _root(
@@ -200,6 +202,7 @@ def transcribe(
     batch_size_s: Annotated[float, typer.Option(min=1.0, help="Padded audio seconds in one batch.")] = 60.0,
     device: Device = "auto",
     threads: Threads = None,
+    config: Settings = None,
     quiet: Quiet = False,
 ) -> None:
     """Audio files to text, JSON lines or subtitles.
@@ -222,7 +225,9 @@ def transcribe(
         raise UsageError(
             "--allow-languages is a list of languages to choose from, such as zh,en: auto is not one"
         )
-    request = Request(tuple(files), model, options, output_format.value, output, emoji, device, threads)
+    request = Request(
+        tuple(files), model, options, output_format.value, output, emoji, device, threads, config
+    )
     failed = 0
     with RichProgress(quiet=quiet) as progress:
         for result in run(request, progress):
@@ -408,6 +413,59 @@ def build_trt(
 
 
 @app.command(
+    name="build-ort", epilog="Example:  svtool build-ort engines/sensevoice --int8 --data calib.jsonl"
+)
+def build_ort(
+    model: Annotated[
+        Path, typer.Argument(help="An exported model.onnx or its directory.", show_default=True)
+    ] = Path("engines/tiny/model.onnx"),
+    int8: Annotated[bool, typer.Option("--int8", help="Int8 linears (default: float32).")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Half precision, for CUDA.")] = False,
+    data: Annotated[str | None, typer.Option(help="Utterance list to calibrate with.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Calibration cache made before.")] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help='Pattern of layers to keep out of int8, such as "*.w_2"; may be repeated.'),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The file to write (default: ort-<precision>.onnx beside it)."),
+    ] = None,
+    head: Annotated[
+        HeadChoice, typer.Option(help="greedy: token ids leave the engine; logits: everything does.")
+    ] = HeadChoice.greedy,
+    device: Annotated[str, typer.Option(help="What it will run on: cpu or cuda.")] = "cpu",
+    threads: Threads = None,
+    config: Settings = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """ONNX to an engine for ONNX Runtime, without TensorRT.
+
+    Int8 for a CPU is exact on every CPU, in other programs too."""
+    from svtool.build_ort import OrtOptions, render
+    from svtool.build_ort import build_ort as run
+    from svtool.progress import RichProgress
+
+    if fp16 and int8:
+        raise UsageError("--fp16 and --int8 exclude each other")
+    options = OrtOptions(
+        precision="int8" if int8 else "fp16" if fp16 else "fp32",
+        output=output,
+        data=data,
+        calibration=calibration,
+        head=head.value,
+        device=device,
+        keep=tuple(keep or ()),
+        threads=threads,
+        config=config,
+    )
+    with RichProgress(quiet=quiet) as progress:
+        report = run(model, options, progress)
+    _emit(report.to_json(), as_json, lambda: render(report))
+
+
+@app.command(
     name="validate-wer",
     epilog="Example:  svtool validate-wer model.onnx int8.plan --data test.jsonl --json > report.json",
 )
@@ -465,6 +523,7 @@ def serve(
     max_duration_s: Annotated[float, typer.Option(min=1.0, help="Longest audio of one upload.")] = 600.0,
     device: Device = "auto",
     threads: Threads = None,
+    config: Settings = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve an engine: HTTP API and web page."""
@@ -482,6 +541,7 @@ def serve(
             threads=threads,
             max_upload_mb=max_upload_mb,
             max_duration_s=max_duration_s,
+            config=config,
             progress=progress,
         )
 

@@ -77,6 +77,54 @@ class GateConfig:
     min_sqnr_db: float | None = None
 
 
+MOST_THREADS = 256
+ARENA_STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
+CUDNN_SEARCHES = ("HEURISTIC", "DEFAULT", "EXHAUSTIVE")
+
+
+@dataclass(frozen=True)
+class OrtCpuConfig:
+    """ONNX Runtime on the CPU."""
+
+    threads: int | None = None  # of one operator; None: all cores. `--threads` goes before it
+    inter_op_threads: int = 1  # operators that run side by side; over 1 is seldom faster on this graph
+    arena: bool = True  # keep freed memory for the next batch; false: less memory, slower
+    spinning: bool = False  # threads that wait burn their core: faster alone, slower beside audio decoding
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "inter_op_threads"):
+            number = getattr(self, name)
+            if number is not None and not 1 <= number <= MOST_THREADS:
+                raise UsageError(f"{name} = {number}: give a number from 1 to {MOST_THREADS}")
+
+
+@dataclass(frozen=True)
+class OrtCudaConfig:
+    """ONNX Runtime's CUDA provider; names and values are its own, the memory limit in MiB."""
+
+    gpu_mem_limit_mb: int | None = None  # of the arena; None: all the GPU has
+    arena_extend_strategy: str = "kNextPowerOfTwo"
+    # the provider's own default, EXHAUSTIVE, times every algorithm again for each new audio length
+    cudnn_conv_algo_search: str = "HEURISTIC"
+    do_copy_in_default_stream: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gpu_mem_limit_mb is not None and self.gpu_mem_limit_mb < 1:
+            raise UsageError(f"gpu_mem_limit_mb = {self.gpu_mem_limit_mb}: give 1 or more, or leave it out")
+        for name, known in (
+            ("arena_extend_strategy", ARENA_STRATEGIES),
+            ("cudnn_conv_algo_search", CUDNN_SEARCHES),
+        ):
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"{name} = {value!r}: {_nearest(value, list(known))}")
+
+
+@dataclass(frozen=True)
+class OrtConfig:
+    cpu: OrtCpuConfig = OrtCpuConfig()
+    cuda: OrtCudaConfig = OrtCudaConfig()
+
+
 @dataclass(frozen=True)
 class Config:
     engine: EngineConfig = EngineConfig()
@@ -84,6 +132,7 @@ class Config:
     calibration: CalibrationConfig = CalibrationConfig()
     gate: GateConfig = GateConfig()  # thresholds of the real model stay unset until measured on real weights
     gate_tiny: GateConfig = GateConfig(0.5, 10.0, 35.0)
+    onnxruntime: OrtConfig = OrtConfig()
 
 
 def load_config(path: Path) -> Config:
@@ -106,7 +155,10 @@ def _build(kind: Any, raw: Mapping[str, Any], path: str, section: str) -> Any:
         if key not in hints:
             raise ArtifactError(f"{path} has the unknown key {where!r}: {_nearest(key, list(hints))}")
         values[key] = _convert(hints[key], value, path, where)
-    return kind(**values)
+    try:
+        return kind(**values)
+    except UsageError as error:  # in a file it is a bad file, not a wrong command
+        raise ArtifactError(f"{path}: in [{section}]: {error}") from error
 
 
 def _convert(hint: Any, value: Any, path: str, where: str) -> Any:

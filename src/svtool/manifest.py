@@ -21,7 +21,7 @@ from svtool.errors import ArtifactError
 
 SCHEMA = "svtool.manifest/1"
 _MODEL = "model.onnx"
-_PRECISIONS = ("int8", "fp16")
+_PRECISIONS = ("int8", "fp16", "fp32")
 # of the fields that readers rely on; what a kind of artifact has on top is its writer's
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("artifact", "kind", "runtime", "precision", "model", "twin", "twin_sha256"), str),
@@ -154,8 +154,14 @@ def rebuild_command(artifact: Path, described: Mapping[str, Any] | None = None) 
     guessed = next((one for one in _PRECISIONS if one in artifact.stem), "fp16")
     precision = str(described.get("precision", guessed))
     output = "" if artifact.stem == precision else f" -o {artifact.with_suffix('.plan')}"
+    model = folder / str(described.get("model", _MODEL))
+    if described.get("options", {}).get("command") == "build-ort" or artifact.stem.startswith("ort-"):
+        flags = "" if precision == "fp32" else f" --{precision}"
+        device = " --device cuda" if described.get("provider") == "cuda" else ""
+        output = "" if artifact.stem == f"ort-{precision}" else f" -o {artifact}"
+        return f"svtool build-ort {model}{flags}{device}{output}"
     flags = {"int8-weights": "--int8 --weight-only"}.get(precision, f"--{precision}")
-    return f"svtool build-trt {folder / str(described.get('model', _MODEL))} {flags}{output}"
+    return f"svtool build-trt {model} {flags}{output}"
 
 
 def versions(*distributions: str) -> dict[str, str]:

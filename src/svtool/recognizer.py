@@ -28,6 +28,7 @@ from svtool.progress import Progress, Silent
 from svtool.timing import Segment, Word, follow, group_words, join_texts
 
 if TYPE_CHECKING:
+    from svtool.config import OrtConfig
     from svtool.decode import Hypothesis
 
 TOO_SHORT = "too_short"
@@ -362,7 +363,9 @@ def _as_svtool_error(error: Exception) -> SvtoolError:
     return wrapped
 
 
-def open_recognizer(artifact: Path, *, device: str = "auto", threads: int | None = None) -> Recognizer:
+def open_recognizer(
+    artifact: Path, *, device: str = "auto", threads: int | None = None, settings: OrtConfig | None = None
+) -> Recognizer:
     """Open an artifact with the assets beside it. A directory means its `model.onnx`, else its checkpoint."""
     path = artifact_file(artifact)
     if not path.exists():
@@ -379,4 +382,5 @@ def open_recognizer(artifact: Path, *, device: str = "auto", threads: int | None
         raise ArtifactError(
             f"{path} holds neither model.onnx nor model.pt: make one with  svtool export -o {path}"
         )
-    return Recognizer(load_backend(path, provider=device, threads=threads), assets, artifact=path)
+    backend = load_backend(path, provider=device, threads=threads, settings=settings)
+    return Recognizer(backend, assets, artifact=path)

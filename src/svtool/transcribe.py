@@ -14,11 +14,14 @@ from typing import Any
 from svtool import subtitles
 from svtool.artifacts import choose
 from svtool.audio import Audio, decode_audio
+from svtool.config import load_config
 from svtool.errors import AudioError, SvtoolError, UsageError, shown
 from svtool.manifest import whole_file
 from svtool.progress import Progress
 from svtool.recognizer import Options, Source, Transcript, open_recognizer
 from svtool.utterances import Input, expand_inputs
+
+_MAX_STDIN_BYTES = 2 << 30  # 6 hours of 16-bit stereo at 44.1 kHz
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Request:
     emoji: bool
     device: str
     threads: int | None
+    config: Path | None = None  # TOML settings of the runtime
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ def run(request: Request, progress: Progress) -> Iterator[Result]:
     if len(inputs) > 1 and request.format in ("srt", "vtt") and request.output is None:
         raise UsageError(f"{len(inputs)} inputs cannot share one {request.format} stream: add -o DIR")
     targets = _targets(inputs, request)
+    settings = load_config(request.config).onnxruntime if request.config else None
     recognizer = open_recognizer(
-        choose(request.model, progress), device=request.device, threads=request.threads
+        choose(request.model, progress), device=request.device, threads=request.threads, settings=settings
     )
     try:
         results = recognizer.transcribe_files([_source(one) for one in inputs], request.options, progress)
@@ -78,9 +83,16 @@ def _read_stdin() -> bytes:
     if sys.stdin is None:  # Python's way to say that it was closed (`<&-`)
         raise AudioError("stdin is closed: pipe audio into it", reason="missing")
     try:
-        return sys.stdin.buffer.read()
+        read = sys.stdin.buffer.read(_MAX_STDIN_BYTES + 1)
     except OSError as error:
         raise AudioError(f"stdin cannot be read: {error.strerror}", reason="broken") from error
+    if len(read) > _MAX_STDIN_BYTES:
+        raise AudioError(
+            f"stdin gave more than {_MAX_STDIN_BYTES >> 30} GiB, which is held in memory: write it to a file and "
+            "give its name",
+            reason="too_long",
+        )
+    return read
 
 
 def _targets(inputs: list[Input], request: Request) -> list[Path | None]:

@@ -16,6 +16,8 @@ from svtool.assets import QUERIES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from svtool.config import OrtConfig
+
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 
@@ -84,15 +86,18 @@ def greedy_head(logits: FloatArray, logit_lens: IntArray, tag_ids: tuple[int, ..
     return Output(token_ids, token_logprobs, tag_logits, logit_lens, logits)
 
 
-def load_backend(artifact: Path, *, provider: str = "auto", threads: int | None = None) -> Backend:
+def load_backend(
+    artifact: Path, *, provider: str = "auto", threads: int | None = None, settings: OrtConfig | None = None
+) -> Backend:
     """Open any artifact: a checkpoint folder (torch), a `.onnx` (ONNX Runtime) or a `.plan` (TensorRT).
 
+    `settings` are ONNX Runtime's: the others have none.
     Raises ArtifactError when the file is missing, foreign or built for another machine.
     """
     if artifact.suffix == ".onnx":
         from svtool.backends.onnxrt import OnnxRuntimeBackend
 
-        return OnnxRuntimeBackend(artifact, provider=provider, threads=threads)
+        return OnnxRuntimeBackend(artifact, provider=provider, threads=threads, settings=settings)
     if artifact.suffix == ".plan":
         from svtool.backends.trt import open_plan
 

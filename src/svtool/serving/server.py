@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from svtool.config import load_config
 from svtool.errors import SvtoolError, UsageError
 from svtool.progress import Progress, Silent
 from svtool.serving.app import create_app, require_serving_libraries
@@ -23,6 +24,7 @@ from svtool.serving.worker import QueueLimits, Worker
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from svtool.config import OrtConfig
     from svtool.recognizer import Recognizer
 
 DEFAULT_HOST = "127.0.0.1"
@@ -47,6 +49,7 @@ def serve(
     max_upload_mb: float = 25.0,
     max_duration_s: float = 600.0,
     queue_size: int = 64,
+    config: Path | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Serve one artifact until SIGTERM (returns) or Ctrl-C (KeyboardInterrupt, after a clean stop).
@@ -55,6 +58,7 @@ def serve(
     """
     progress = progress or Silent()
     require_serving_libraries(ui=ui)
+    settings = load_config(config).onnxruntime if config is not None else None
     limits = RequestLimits(
         int(max_upload_mb * 1e6), max_duration_s, in_flight=queue_size + QueueLimits.batch_n
     )
@@ -67,7 +71,8 @@ def serve(
                     f"warning: {host} can be reached from other machines, and there is no password: anyone who "
                     f"reaches this port can use the server; use --host {DEFAULT_HOST} to keep it to this machine"
                 )
-            service = _open(artifact, device, threads, QueueLimits(waiting_n=queue_size), limits, progress)
+            queue = QueueLimits(waiting_n=queue_size)
+            service = _open(artifact, device, threads, settings, queue, limits, progress)
             stack.callback(service.close)
             if ui:
                 progress.note("loading the page")
@@ -85,6 +90,7 @@ def _open(
     artifact: Path,
     device: str,
     threads: int | None,
+    settings: OrtConfig | None,
     queue: QueueLimits,
     limits: RequestLimits,
     progress: Progress,
@@ -94,7 +100,7 @@ def _open(
     opened: list[Recognizer] = []
 
     def opener() -> Recognizer:
-        recognizer = open_recognizer(artifact, device=device, threads=threads)
+        recognizer = open_recognizer(artifact, device=device, threads=threads, settings=settings)
         warm(recognizer)
         opened.append(recognizer)
         return recognizer

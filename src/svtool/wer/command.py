@@ -47,11 +47,20 @@ def run(request: Request, progress: Progress) -> GateReport:
     utterances = read_utterances(data)
     if request.limit:
         utterances = utterances.take(request.limit)
-    limits = _limits(request, tiny=tiny)
+    config = load_config(request.config) if request.config else Config()
+    limits = _limits(request, config, tiny=tiny)
     options = Options(language=parse_language(request.language))
     with ExitStack() as stack:
         sides = [
-            stack.enter_context(open_side(one, options, device=request.device, threads=request.threads))
+            stack.enter_context(
+                open_side(
+                    one,
+                    options,
+                    device=request.device,
+                    threads=request.threads,
+                    settings=config.onnxruntime,
+                )
+            )
             for one in (baseline, candidate)
         ]
         return validate(
@@ -87,8 +96,7 @@ def _model_of(artifact: Path) -> Path:
     return model if model.is_file() else artifact
 
 
-def _limits(request: Request, *, tiny: bool) -> GateConfig:
-    config = load_config(request.config) if request.config else Config()
+def _limits(request: Request, config: Config, *, tiny: bool) -> GateConfig:
     found = config.gate_tiny if tiny else config.gate
     return GateConfig(
         found.drift_budget if request.budget is None else request.budget,

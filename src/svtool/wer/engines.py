@@ -14,6 +14,8 @@ from typing import Any
 from svtool.artifacts import runs_here
 from svtool.audio import decode_audio
 from svtool.backends import FloatArray
+from svtool.backends.onnxrt import CPU_INT8, OnnxRuntimeBackend
+from svtool.config import OrtConfig
 from svtool.errors import ArtifactError, SvtoolError
 from svtool.frontend import LFR_FRAME_S
 from svtool.manifest import check_digest, manifest_path, read_manifest, sha256_file
@@ -23,6 +25,7 @@ from svtool.utterances import Utterance
 from svtool.wer.sides import Answer, Side
 
 _INT8_ON_CPU = "exact on every CPU (session.x64quantprecision=1)"
+_INT8_BY_FORM = "exact on every CPU (by the form of its weights)"
 _FRONTEND = "80 mel, 25/10 ms Hamming, LFR 7/6, CMVN"
 
 
@@ -37,7 +40,12 @@ class Opened:
 
 @contextmanager
 def open_side(
-    artifact: Path, options: Options, *, device: str = "auto", threads: int | None = None
+    artifact: Path,
+    options: Options,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    settings: OrtConfig | None = None,
 ) -> Iterator[Opened]:
     """Open an artifact as a side. For a plan that this machine cannot run its twin runs, and the side says so."""
     manifest = read_manifest(artifact) if manifest_path(artifact).is_file() else {}
@@ -50,7 +58,7 @@ def open_side(
             f"it cannot run here (no CUDA device): its ONNX twin {twin.name} was run; "
             "engine itself not executed"
         )
-    recognizer = open_recognizer(runs, device=device, threads=threads)
+    recognizer = open_recognizer(runs, device=device, threads=threads, settings=settings)
     try:
         alone = replace(options, batch_size_n=1)
         side = Side(
@@ -72,12 +80,18 @@ def open_side(
                 "batch_size_n": options.batch_size_n,
                 "batch_size_s": options.batch_size_s,
                 "precision": manifest.get("precision") or _precision_of(runs),
-                "int8_arithmetic": _INT8_ON_CPU if recognizer.backend.runtime == "onnxruntime" else None,
+                "int8_arithmetic": _arithmetic(recognizer, manifest),
             },
         )
         yield Opened(side, recognizer, twin or runs)
     finally:
         recognizer.close()
+
+
+def _arithmetic(recognizer: Recognizer, manifest: dict[str, Any]) -> str | None:
+    if recognizer.backend.runtime != "onnxruntime":
+        return None
+    return _INT8_BY_FORM if manifest.get("options", {}).get("int8_form") == CPU_INT8 else _INT8_ON_CPU
 
 
 def _checked_digest(artifact: Path, wanted: str | None) -> str:
@@ -168,8 +182,14 @@ class LogitsComparison:
 
 
 def _logits_recognizer(opened: Opened, stack: ExitStack) -> Recognizer:
-    if opened.recognizer.artifact == opened.logits_from:
+    """The recognizer itself, or one more: of the twin, or of the same greedy engine, whose logits are inside."""
+    backend = opened.recognizer.backend
+    if opened.recognizer.artifact != opened.logits_from:
+        recognizer = open_recognizer(opened.logits_from)
+    elif isinstance(backend, OnnxRuntimeBackend) and not backend.gives_logits:
+        shown = OnnxRuntimeBackend(opened.logits_from, logits=True)
+        recognizer = Recognizer(shown, opened.recognizer.assets, artifact=opened.logits_from)
+    else:
         return opened.recognizer
-    recognizer = open_recognizer(opened.logits_from)
     stack.callback(recognizer.close)
     return recognizer
