@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import trt_double
 from svtool import tiny
 from svtool.assets import Assets
 from svtool.audio import Audio, decode_audio
@@ -18,10 +19,16 @@ from svtool.frontend import Frontend, pad_batch
 from svtool.recognizer import SILENCE, TOO_SHORT, Options, Recognizer, Transcript, open_recognizer
 
 
-@pytest.fixture(scope="module", params=["torch", "onnxruntime"])
-def recognizer(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[Recognizer]:
+@pytest.fixture(scope="module", params=["torch", "onnxruntime", "tensorrt_rtx"])
+def recognizer(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Recognizer]:
+    """One body of tests for all backends; TensorRT's runs over doubles of the library and the device."""
     artifact = tiny.MODEL_DIR if request.param == "torch" else tiny_model
     opened = open_recognizer(artifact, threads=1)
+    if request.param == "tensorrt_rtx":
+        double = trt_double.open_double(tiny_model, tmp_path_factory.mktemp("plan")).backend
+        opened = Recognizer(double, opened.assets)
     assert opened.backend.runtime == request.param
     yield opened
     opened.close()

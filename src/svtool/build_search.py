@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from svtool import __version__, manifest
+from svtool.calibration import MOST_LOSS_DB
 from svtool.child import Finished, run_child
 from svtool.config import GateConfig
 from svtool.errors import ArtifactError, SvtoolError
@@ -85,6 +86,7 @@ def find_map(
     prepared = measured.prepared_as(found.layers) or prepare(found.layers)
     progress.note("search: what would plain max calibration give for this map?")
     reference = run_child("search_worker:reference", payload | {"layers": list(found.layers)}, progress).value
+    _check_reference(source, cache, reference)
     return Searched(found, prepared, _facts(budget, payload, found, reference))
 
 
@@ -177,6 +179,16 @@ def _check_runtime() -> None:
         raise ArtifactError(
             f"onnxruntime {here} scores fp16 graphs with int8 layers wrongly, so no search can trust it: "
             f"install {least} or newer (Python 3.11 or newer has it), or build without --drift-budget"
+        )
+
+
+def _check_reference(source: Source, cache: Path, reference: Mapping[str, Any]) -> None:
+    """An absolute SQNR does not carry over between models; what clipping costs against plain max ranges does."""
+    if reference["max_db"] is not None and reference["db"] < reference["max_db"] - MOST_LOSS_DB:
+        raise ArtifactError(
+            f"with the map found for {source.path}, the ranges of {cache} reach {reference['db']:.1f} dB and plain max "
+            f"ranges {reference['max_db']:.1f} dB: they clip speech. Calibrate again with  svtool calibrate "
+            "--method max --data LIST"
         )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 audio file`, `2 audio files`: for nouns whose plural takes an s."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 audio file`, `2,400 audio files`: for nouns whose plural takes an s."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def shown(name: str) -> str:

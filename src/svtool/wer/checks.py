@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from svtool.errors import UsageError
+from svtool.errors import UsageError, counted
 from svtool.wer.groups import Group
 from svtool.wer.score import Counts, Korean, utterances_to_decide
-from svtool.wer.words import amount, quantity, signed
+from svtool.wer.words import amount, signed
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 ENOUGH_UTTERANCES = 200
@@ -79,7 +79,7 @@ def percent(counts: Counts) -> float | None:
 
 def failures_check(name: str, failed: Sequence[tuple[str, str]], utterances: int) -> Check:
     shown = "; ".join(f"{one}: {error}" for one, error in failed[:5]) + ("; …" if len(failed) > 5 else "")
-    message = f"{name} failed on {len(failed)} of {quantity(utterances, 'utterance')}" + (
+    message = f"{name} failed on {len(failed)} of {counted(utterances, 'utterance')}" + (
         f" ({shown})" if failed else ""
     )
     return Check(f"failed utterances of {name}", len(failed), 0, not failed, message)
@@ -90,11 +90,11 @@ def disagreement_check(judged: Counts, utterances: int, options: GateOptions) ->
     if limit is None:
         return
     where = " with " + " ".join(options.disagreement_where) if options.disagreement_where else ""
-    scope = f"on {quantity(utterances, 'utterance')}{where}"
+    scope = f"on {counted(utterances, 'utterance')}{where}"
     value = percent(judged)
     if value is None:
         # Both silent is agreement; text where the baseline has none at all cannot be put in percent.
-        said = f"the baseline gave no text {scope} and the candidate {quantity(judged.insertions, 'word')}"
+        said = f"the baseline gave no text {scope} and the candidate {counted(judged.insertions, 'word')}"
         yield Check("disagreement", None, limit, judged.errors == 0, said)
         return
     side = "within" if value <= limit else "above"
@@ -142,7 +142,7 @@ def alone_check(name: str, alone: AloneCheck | None, options: GateOptions) -> It
     limit = options.max_alone_disagreement
     passed = not alone.differing if alone.disagreement is None else alone.disagreement <= limit
     said = (
-        f"{name}: {len(alone.differing)} of {quantity(alone.utterances, 'text')} changed when each utterance "
+        f"{name}: {len(alone.differing)} of {counted(alone.utterances, 'text')} changed when each utterance "
         "was run alone, not in a batch"
     )
     yield Check(f"batch 1 of {name}", alone.disagreement, limit, passed, said)
@@ -202,7 +202,7 @@ def _points(budget: float) -> str:
 def _advice(more: int | None) -> str:
     if more is None:
         return "the drift sits on the budget itself, so more utterances will hardly decide"
-    return f"about {quantity(_rounded(more), 'more utterance')} like these would decide"
+    return f"about {counted(_rounded(more), 'more utterance')} like these would decide"
 
 
 def _rounded(number: int) -> int:
@@ -218,7 +218,7 @@ def warnings(
     found = []
     if whole.utterances < ENOUGH_UTTERANCES:
         found.append(
-            f"only {quantity(whole.utterances, 'utterance')} "
+            f"only {counted(whole.utterances, 'utterance')} "
             f"({amount(whole.baseline.reference_tokens, whole.metric)} of reference text): with fewer than "
             f"{ENOUGH_UTTERANCES} the interval is too narrow to trust"
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from svtool.errors import SvtoolError, UsageError
+from svtool.errors import SvtoolError, UsageError, counted
 from svtool.progress import Progress, Silent
 from svtool.sqnr import Sqnr
 from svtool.wer.checks import (
@@ -58,7 +58,6 @@ from svtool.wer.sides import (
     require_same_conditions,
     tag_agreement,
 )
-from svtool.wer.words import quantity
 
 if TYPE_CHECKING:
     from svtool.utterances import Utterance
@@ -278,7 +277,7 @@ def _require_references(utterances: Sequence[Utterance]) -> None:
     if missing:
         first = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
         raise SvtoolError(
-            f"{len(missing)} of {quantity(len(utterances), 'utterance')} without reference text ({first}): "
+            f"{len(missing)} of {counted(len(utterances), 'utterance')} without reference text ({first}): "
             'give each a "text" (an empty one where nobody speaks) or leave them out of the list'
         )
 

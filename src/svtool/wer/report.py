@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from svtool.errors import SvtoolError
+from svtool.errors import SvtoolError, counted
 from svtool.wer.checks import AloneCheck, Check, percent
 from svtool.wer.gate import GateReport, SideScore
 from svtool.wer.groups import Group, Worst
 from svtool.wer.layout import Column, Table
 from svtool.wer.score import Counts, Interval, Tokeniser, align, join_tokens
 from svtool.wer.sides import SHARED_CONDITIONS, Plain
-from svtool.wer.words import amount, quantity, signed, units
+from svtool.wer.words import amount, signed, units
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -306,7 +306,7 @@ def _disagreement_rows(report: GateReport) -> list[tuple[str, str, str]]:
     """The limit stands on the row of the utterances that it judges."""
     options, kinds = report.options, units(report.whole.metric)
     limit = "" if options.max_disagreement is None else f"≤ {options.max_disagreement:g} %"
-    changed = f"{report.differing:,} of {quantity(report.whole.utterances, 'text')}"
+    changed = f"{report.differing:,} of {counted(report.whole.utterances, 'text')}"
     everywhere = (
         f"{kinds} that the candidate changed in the baseline's texts",
         f"{_figure(report.disagreement)} %, in {changed}",
@@ -377,7 +377,7 @@ def _worst_entry(one: Worst, tokeniser: Tokeniser) -> list[RenderableType]:
     head = Text(one.id, style="cyan")
     length = "" if one.duration_s is None else f", {one.duration_s:.1f} s"
     errors = (
-        f"{quantity(one.baseline.errors, 'error')} of the baseline, {one.candidate.errors:,} of the candidate"
+        f"{counted(one.baseline.errors, 'error')} of the baseline, {one.candidate.errors:,} of the candidate"
     )
     head.append(f"  {one.language}{length}: {errors}", style="not bold default dim")
     texts = Grid.grid(padding=(0, 0, 0, 2))
@@ -414,7 +414,7 @@ def _conditions_table(report: GateReport) -> Table:
     options, whole = report.options, report.whole
     table = Table("How it was measured", (Column("", text=True), Column("", text=True)))
     size = (
-        f"{quantity(whole.utterances, 'utterance')}, {amount(whole.baseline.reference_tokens, whole.metric)}"
+        f"{counted(whole.utterances, 'utterance')}, {amount(whole.baseline.reference_tokens, whole.metric)}"
     )
     listed = options.data.get("list")
     table.add("data", f"{listed}: {size}" if listed else size)

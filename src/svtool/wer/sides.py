@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from svtool.errors import SvtoolError
-from svtool.wer.words import quantity
+from svtool.errors import SvtoolError, counted
 
 if TYPE_CHECKING:
     from svtool.progress import Progress
@@ -135,7 +134,7 @@ def collect(
     missing = [one.id for index, one in enumerate(utterances) if index not in found]
     if missing:
         raise SvtoolError(
-            f"{name} answered {len(found)} of {quantity(len(utterances), 'utterance')}; first without: {missing[0]}"
+            f"{name} answered {len(found)} of {counted(len(utterances), 'utterance')}; first without: {missing[0]}"
         )
     return [found[index] for index in range(len(utterances))]
 

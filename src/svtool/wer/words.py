@@ -14,11 +14,6 @@ _COUNTED = {
 }
 
 
-def quantity(number: int, noun: str) -> str:
-    """`1 utterance`, `2,400 utterances`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def amount(number: int, metric: MetricName) -> str:
     """What a rate counts: `1 word`, `272 words`, `95 characters`."""
     one, many = _COUNTED[metric]
