@@ -23,6 +23,7 @@ COMMANDS = (
     "export",
     "calibrate",
     "build-trt",
+    "build-ort",
     "validate-wer",
     "transcribe",
     "serve",
