@@ -210,6 +210,18 @@ def test_the_pass_is_deterministic_leaves_its_argument_and_refuses_a_second_time
         quantize.to_int8_cpu(one, amax)
 
 
+def test_with_the_logits_head_everything_leaves_the_engine(folder: Path, made: Path) -> None:
+    report = build_ort(folder, OrtOptions(head="logits", threads=1))
+    assert manifest.read_manifest(report.engine)["head"] == "logits"
+    batch = batch_of(37, (31, 5))
+    whole, greedy = (
+        load_backend(one, threads=1).infer(batch) for one in (report.engine, made / "ort-fp32.onnx")
+    )
+    assert whole.logits is not None
+    for row, length in enumerate(whole.logit_lens):
+        assert (whole.token_ids[row, :length] == greedy.token_ids[row, :length]).all()
+
+
 def test_layers_can_be_kept_in_float32(folder: Path) -> None:
     options = OrtOptions(precision="int8", calibration=folder / "ranges.json", keep=("*.w_2",), threads=1)
     report = build_ort(folder / "model.onnx", options)

@@ -145,9 +145,9 @@ def _check_engine(engine: Path, twin: Path, payload: Mapping[str, Any]) -> None:
     frames, lengths = parity.SHAPES[1]
     feed = parity.make_feed(frames, lengths)
     greedy = payload["head"] == "greedy"
-    opened = open_session(engine, threads=payload["threads"], switches={}, shown=graphs.LOGITS)
-    names = ["token_ids", graphs.LOGITS] if greedy else [graphs.LOGITS]
-    *ids, plain = opened.run(names, feed)
+    shown = graphs.LOGITS if greedy else None
+    opened = open_session(engine, threads=payload["threads"], switches={}, shown=shown)
+    *ids, plain = opened.run(["token_ids", graphs.LOGITS] if greedy else [graphs.LOGITS], feed)
     for row, length in enumerate(lengths):
         valid = slice(0, length + 4)
         if ids and (ids[0][row, valid] != plain[row, valid].argmax(-1)).any():

@@ -35,7 +35,7 @@ def providers_named(provider: str) -> list[str]:
 class OnnxRuntimeBackend:
     """Owned by one thread. Either head; logits are reduced to token ids on the host.
 
-    `logits`: outputs carry them even from a greedy engine, which has them inside.
+    `logits`: asks a greedy engine, which has them inside, for its logits too.
     """
 
     runtime = "onnxruntime"
@@ -96,7 +96,7 @@ def open_session(
 ) -> Any:
     """A session that really runs on the first provider named, with true int8 arithmetic on every CPU.
 
-    `threads` goes before the settings'; `shown` makes an inner tensor an output too, behind the others.
+    `threads` goes before the settings'; `shown`: an inner tensor to make an output too, behind the others.
     Raises ArtifactError when the file is missing or unreadable, SvtoolError when the provider does not start.
     """
     import onnxruntime
@@ -158,13 +158,12 @@ def cuda_options(settings: OrtCudaConfig) -> dict[str, str]:
 
 
 def _with_output(path: Path, name: str) -> bytes:
-    """The model with an inner tensor as its last output, unless it is one already."""
+    """The model with an inner float32 tensor as its last output. Protobuf messages merge when they are joined."""
     import onnx
 
-    model = onnx.load(path)
-    if all(one.name != name for one in model.graph.output):
-        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    data: bytes = model.SerializeToString()
+    added = onnx.ModelProto()
+    added.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    data: bytes = path.read_bytes() + added.SerializeToString()
     return data
 
 
