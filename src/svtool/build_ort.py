@@ -2,17 +2,18 @@
 
 The file is the model after the same passes, from the same calibration cache, as a plan's. It holds the greedy head;
 its logits stay inside, so `validate-wer` can read them there and no second file is needed. For a CPU, int8 takes a
-form that no CPU saturates (`quantize.to_int8_cpu`), in svtool's sessions and in other programs'. Measured (tiny on
-speech, and three random blocks of 512 units on noise; SQNR of logits; a CPU with VNNI, and one without it emulated
-by qemu; time against float32 on one core; `benchmarks/ort.py` prints all but the emulated column):
+form that no CPU saturates (`quantize.to_int8_cpu`), in svtool's sessions and in other programs'. Measured by
+`benchmarks/ort.py`: SQNR of logits of the embedded model on speech, and of three random blocks of 512 units on
+noise; speed of the latter against float32 on one core with VNNI; the last column on a CPU without VNNI, emulated by
+qemu, on 40 frames of speech:
 
-    weights, activations             tiny     512 units   without VNNI (40 frames)   speed, 512 units, VNNI
-    int8, int8 (as in plans)         41.7 dB  33.1 dB     37.6 dB, should be 42.5    2.2
-      with x64quantprecision=1       41.7     33.1        42.5                       1.0
-    7 bits, uint8                    40.7     29.7        41.3                       2.2
-    uint8, uint8                     41.7     33.1        42.5                       1.0
-    chosen: pairs in 16 bits, uint8  43.3     32.2        44.6                       2.2
-    int8 weights only                49.2     35.9        -                          0.9
+    weights, activations               speech   random   speed   without VNNI
+    int8, int8 (as in plans)           41.9 dB  33.1 dB  2.2     37.4 dB (42.1 if nothing saturated)
+      with x64quantprecision=1         41.9     33.1     1.0     42.1
+    7 bits, uint8                      42.4     29.8     2.2     43.0
+    uint8, uint8                       44.1     33.4     1.0     44.9
+    chosen: pairs in 16 bits, uint8    43.6     32.2     2.2     43.8
+    int8, float32 (weights only)       49.3     35.9     0.9     (nothing to saturate)
 
 The optimized graph of ONNX Runtime is not saved ahead: it loads 3 to 20 ms sooner and runs no faster, and its fused
 operators tie the file to versions and providers that have them. Knows nothing of TensorRT or of how engines are run.
