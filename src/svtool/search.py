@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from svtool.layers import LayerGroup
 
 SCHEMA = "svtool.search/1"
-SCORED, CONFIRMED = "float32 with Q/DQ", "fp16 twin that ships"
+SCORED, CONFIRMED = "float32 graph with Q/DQ", "fp16 twin"
 _RETRIES = 3  # groups that may be tried in int8 once more after the first map that holds
 
 
@@ -175,7 +175,7 @@ class _Search:
         layers = self._layers(returned)
         share = self._share(layers)
         self._progress.note(
-            f"search: {100 * share:.1f} % of linear work in int8, measured on {on}"
+            f"search: {100 * share:.1f} % of linear work in int8, measured on the {on}"
             + (f" ({len(returned)} of {len(self._groups)} groups in fp16)" if returned else "")
         )
         signals = (self._evaluator.score if on == SCORED else self._evaluator.confirm)(layers)
