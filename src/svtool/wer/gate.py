@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -102,6 +103,7 @@ class GateReport:
     worst_duration: str | None
     worst: tuple[Worst, ...]
     machine: Mapping[str, str | tuple[str, ...]]
+    changes: Mapping[int, int]  # candidate - baseline errors of one utterance: how many utterances
 
     @property
     def executed(self) -> bool:
@@ -206,6 +208,7 @@ class _Gate:
             worst_duration=worst_duration.name if worst_duration else None,
             worst=tuple(scorer.show(one) for one in worst_utterances(scored, options.worst)),
             machine=machine(),
+            changes=dict(sorted(Counter(one.change for one in scored).items())),
         )
 
     def _side_notes(self) -> list[tuple[str, bool, str | None]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +63,7 @@ class Worst:
     normalised: tuple[str, str, str]
     baseline: Counts
     candidate: Counts
+    audio: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class Scorer:
             (reference, baseline, candidate),
             scored.baseline,
             scored.candidate,
+            self.utterances[scored.index].audio,
         )
 
 
