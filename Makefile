@@ -48,5 +48,5 @@ clean:
 	touch $@
 
 .venv/.dev: .venv/.demo
-	$(BIN)/pip install --quiet -e '.[$(EXTRAS),serve,hub,dev]'
+	$(BIN)/pip install --quiet -e '.[$(EXTRAS),serve,hub,wer,dev]'
 	touch $@

@@ -61,6 +61,7 @@ HEAVY = {
         "pycuda",
     ),
     *("cuda", "av", "soxr", "sentencepiece", "rapidfuzz", "gradio", "fastapi", "uvicorn"),
+    *("opencc", "wetext", "whisper_normalizer"),
 }
 
 

@@ -487,7 +487,9 @@ def validate_wer(
         int | None, typer.Option(min=1, help="Use this many utterances, spread evenly over the list.")
     ] = None,
     language: Annotated[str, typer.Option(help="Language hint given to both sides.")] = "auto",
-    normaliser: Annotated[str, typer.Option(help="basic or none.")] = "basic",
+    normaliser: Annotated[
+        str, typer.Option(help="basic, none, english, chinese, chinese-simplified, or auto: by language.")
+    ] = "basic",
     config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
     device: Device = "auto",
     threads: Threads = None,

@@ -93,13 +93,14 @@ class Scorer:
 
     def score(self, index: int) -> Scored:
         utterance = self.utterances[index]
-        reference, baseline, candidate = (self.normaliser(text) for text in self.raw(index))
+        language = language_key(utterance.language)
+        reference, baseline, candidate = self._normalised(self.raw(index), language)
         expected, before, after = (self.tokeniser(text) for text in (reference, baseline, candidate))
         of_baseline = count(expected, before)
         duration_s = utterance.duration_s
         return Scored(
             index,
-            language_key(utterance.language),
+            language,
             self.candidate[index].duration_s if duration_s is None else duration_s,
             self.tokeniser.metric(reference),
             of_baseline,
@@ -109,17 +110,20 @@ class Scorer:
 
     def show(self, scored: Scored) -> Worst:
         raw = self.raw(scored.index)
-        reference, baseline, candidate = (self.normaliser(text) for text in raw)
         return Worst(
             self.utterances[scored.index].id,
             scored.language,
             scored.duration_s,
             raw,
-            (reference, baseline, candidate),
+            self._normalised(raw, scored.language),
             scored.baseline,
             scored.candidate,
             self.utterances[scored.index].audio,
         )
+
+    def _normalised(self, raw: tuple[str, str, str], language: str) -> tuple[str, str, str]:
+        reference, baseline, candidate = (self.normaliser(text, language) for text in raw)
+        return reference, baseline, candidate
 
 
 class Grouping:
