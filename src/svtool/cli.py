@@ -501,7 +501,8 @@ def validate_wer(
     Exit 0 pass, 1 fail, 3 inconclusive."""
     from svtool.progress import RichProgress
     from svtool.wer.command import Request, run
-    from svtool.wer.report import render, to_json
+    from svtool.wer.report import to_json
+    from svtool.wer.terminal import render
 
     request = Request(
         baseline, candidate, data, budget, max_disagreement, min_sqnr, limit, language, normaliser, config,

@@ -14,7 +14,8 @@ from wer_doubles import side, utterance, utterances
 
 from svtool.errors import SvtoolError
 from svtool.wer.gate import Answer, GateOptions, GateReport, validate
-from svtool.wer.report import SCHEMA, render, require_comparable, to_json
+from svtool.wer.report import SCHEMA, require_comparable, to_json
+from svtool.wer.terminal import _marked, render
 
 TEXTS = ["one two three", "今天 天气 好", ""]
 LANGUAGES = ("en", "zh", None)
@@ -175,8 +176,6 @@ def test_conditions_are_said_once_and_in_words() -> None:
 
 
 def test_differences_are_marked_with_and_without_colours() -> None:
-    from svtool.wer.report import _marked
-
     marked = _marked(list("abcdefg"), list("axcefgh"))
     assert marked.plain == "a {b→x} c {-d} e f g {+h}"
     assert [marked.plain[span.start : span.end] for span in marked.spans if span.style == "red"] == [
