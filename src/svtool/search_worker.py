@@ -21,8 +21,9 @@ from svtool.progress import Progress
 from svtool.recognizer import Options, Recognizer
 from svtool.search import Signals
 from svtool.utterances import UtteranceList, read_utterances
-from svtool.wer.engines import LogitsComparison, Opened, answers
+from svtool.wer.engines import LogitsComparison, Opened
 from svtool.wer.gate import GateOptions, GateReport, validate
+from svtool.wer.jobs import answers
 from svtool.wer.sides import Answer, Side, Transcriber, collect_answers
 
 if TYPE_CHECKING:

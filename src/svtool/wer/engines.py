@@ -5,7 +5,7 @@ Knows recognizers and manifests. Knows nothing of scores or verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +16,14 @@ from svtool.audio import decode_audio
 from svtool.backends import FloatArray
 from svtool.backends.onnxrt import CPU_INT8, OnnxRuntimeBackend
 from svtool.config import OrtConfig
-from svtool.errors import ArtifactError, SvtoolError
+from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.frontend import LFR_FRAME_S
 from svtool.manifest import check_digest, manifest_path, read_manifest, sha256_file
 from svtool.recognizer import Options, Recognizer, open_recognizer
 from svtool.sqnr import Sqnr
 from svtool.utterances import Utterance
-from svtool.wer.sides import Answer, Side
+from svtool.wer.jobs import Opening, answers
+from svtool.wer.sides import Side
 
 _INT8_ON_CPU = "exact on every CPU (session.x64quantprecision=1)"
 _INT8_BY_FORM = "exact on every CPU (by the form of its weights)"
@@ -46,8 +47,12 @@ def open_side(
     device: str = "auto",
     threads: int | None = None,
     settings: OrtConfig | None = None,
+    jobs: int = 1,
 ) -> Iterator[Opened]:
-    """Open an artifact as a side. For a plan that this machine cannot run its twin runs, and the side says so."""
+    """Open an artifact as a side. For a plan that this machine cannot run its twin runs, and the side says so.
+
+    `jobs` processes share the work on a CPU, each with a recognizer of its own.
+    """
     manifest = read_manifest(artifact) if manifest_path(artifact).is_file() else {}
     digest = _checked_digest(artifact, manifest.get("sha256")) if artifact.is_file() else None
     runs, executed, ran_digest, notes = artifact, True, digest, _unchecked(artifact, manifest)
@@ -58,12 +63,19 @@ def open_side(
             f"it cannot run here (no CUDA device): its ONNX twin {twin.name} was run; "
             "engine itself not executed"
         )
-    recognizer = open_recognizer(runs, device=device, threads=threads, settings=settings)
+    opening = Opening(runs, device, threads, settings)
+    recognizer = opening()
     try:
+        if jobs > 1:
+            _require_cpu(recognizer)
+        if digest is None and recognizer.assets.checkpoint is not None:
+            digest = ran_digest = sha256_file(recognizer.assets.checkpoint)
         alone = replace(options, batch_size_n=1)
         side = Side(
             name=artifact.name,
-            transcribe=lambda utterances: answers(recognizer, utterances, options),
+            transcribe=lambda utterances: answers(
+                recognizer, utterances, options, jobs=jobs, opening=opening
+            ),
             transcribe_alone=lambda utterances: answers(recognizer, utterances, alone),
             artifact=artifact,
             digest=digest,
@@ -86,6 +98,15 @@ def open_side(
         yield Opened(side, recognizer, twin or runs)
     finally:
         recognizer.close()
+
+
+def _require_cpu(recognizer: Recognizer) -> None:
+    provider = recognizer.backend.provider
+    if not provider.lower().startswith("cpu"):
+        raise UsageError(
+            f"--jobs is for the CPU and {recognizer.artifact} runs on {provider}, which is kept busy by batches: "
+            "leave --jobs out"
+        )
 
 
 def _arithmetic(recognizer: Recognizer, manifest: dict[str, Any]) -> str | None:
@@ -138,17 +159,6 @@ def _twin(artifact: Path, manifest: dict[str, Any]) -> Path | None:
         raise ArtifactError(f"{artifact} names the twin {name}, which is missing: run svtool build-trt again")
     check_digest(twin, manifest.get("twin_sha256"))
     return twin
-
-
-def answers(
-    recognizer: Recognizer, utterances: Sequence[Utterance], options: Options
-) -> Iterable[tuple[int, Answer]]:
-    results = recognizer.transcribe_files((one.audio for one in utterances), options)
-    for index, result in enumerate(results):
-        if isinstance(result, SvtoolError):
-            yield index, Answer(error=str(result))
-        else:
-            yield index, Answer.of(result, result.duration_s)
 
 
 class LogitsComparison:

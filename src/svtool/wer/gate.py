@@ -9,11 +9,11 @@ from __future__ import annotations
 import platform
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from svtool.wer.checks import (
     sqnr_check,
     warnings,
 )
+from svtool.wer.columns import labels_of
 from svtool.wer.groups import (
     DURATION_BUCKETS,
     Group,
@@ -47,17 +48,18 @@ from svtool.wer.groups import (
     worst_group,
     worst_utterances,
 )
+from svtool.wer.journal import Results, fill, head_of
 from svtool.wer.normalise import get_normaliser, strip_tags
 from svtool.wer.score import Counts, Interval, Tokeniser, count, rate_interval, total
 from svtool.wer.sides import (
+    ROLES,
     Answer,
     Side,
+    TagAgreement,
     Transcriber,
     collect,
-    collect_answers,
     pairing_notes,
     require_same_conditions,
-    tag_agreement,
 )
 
 if TYPE_CHECKING:
@@ -128,10 +130,44 @@ def validate(
     progress: Progress | None = None,
     *,
     measure_sqnr: SqnrMeter | None = None,
+    results: Path | None = None,
 ) -> GateReport:
-    return _Gate(baseline, candidate, utterances, options or GateOptions(), progress or Silent()).run(
-        measure_sqnr
-    )
+    """`results`: a file that keeps every answer, so that a run that was killed goes on where it was."""
+    options = options or GateOptions()
+    gate = _Gate(baseline, candidate, utterances, options, progress or Silent())
+    head = head_of({"baseline": baseline, "candidate": candidate}, options.data)
+    with Results(results, utterances, head) as answers:
+        return gate.run(answers, measure_sqnr)
+
+
+@dataclass
+class SideTally:
+    """What is counted of one side while its answers pass by once."""
+
+    counts: list[Counts] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    empty: int = 0
+    punctuation: int = 0
+
+    def add(self, utterance: Utterance, answer: Answer, counts: Counts) -> None:
+        self.counts.append(counts)
+        if answer.error is not None:
+            self.failed.append((utterance.id, answer.error))
+        self.empty += counts.hypothesis_tokens == 0 and counts.reference_tokens > 0
+        self.punctuation += punctuation(answer.text)
+
+    def score(self, side: Side, alone: AloneCheck | None, *, resamples: int, seed: int) -> SideScore:
+        errors = [one.errors for one in self.counts]
+        tokens = [one.reference_tokens for one in self.counts]
+        return SideScore(
+            side,
+            total(self.counts),
+            rate_interval(errors, tokens, resamples=resamples, seed=seed),
+            tuple(self.failed),
+            self.empty,
+            self.punctuation,
+            alone,
+        )
 
 
 class _Gate:
@@ -143,26 +179,28 @@ class _Gate:
         options: GateOptions,
         progress: Progress,
     ) -> None:
-        _require_references(utterances)
+        require_references(utterances)
         require_same_conditions(baseline, candidate)
         self._sides = (baseline, candidate)
         self._utterances, self._options, self._progress = utterances, options, progress
         self._normaliser, self._tokeniser = get_normaliser(options.normaliser), Tokeniser(options.korean)
         self._judged = _judged_by_disagreement(utterances, options)
 
-    def run(self, measure_sqnr: SqnrMeter | None) -> GateReport:
+    def run(self, results: Results, measure_sqnr: SqnrMeter | None) -> GateReport:
         options, utterances = self._options, self._utterances
-        answers = [collect_answers(side, utterances, self._progress) for side in self._sides]
+        for role, side in zip(ROLES, self._sides, strict=True):
+            fill(results, role, side, self._progress)
+        answers = [results.answers(role) for role in ROLES]
         scorer = Scorer(self._normaliser, self._tokeniser, utterances, *answers)
-        scored = self._score(scorer)
+        scored, tallies, tags = self._score(scorer, answers)
+        results.put_scores(f"{self._normaliser.id} {self._tokeniser.id}", score_lines(utterances, scored))
         grouping = Grouping(scored, budget=options.budget, resamples=options.resamples, seed=options.seed)
         whole = grouping.all()
         by_language = grouping.by([one.language for one in scored])
         by_duration = grouping.by([duration_bucket(one.duration_s) for one in scored], DURATION_BUCKETS)
-        per_side = ([one.baseline for one in scored], [one.candidate for one in scored])
         before, after = (
-            self._side_score(side, said, counts)
-            for side, said, counts in zip(self._sides, answers, per_side, strict=True)
+            tally.score(side, self._alone(side, said), resamples=options.resamples, seed=options.seed)
+            for side, said, tally in zip(self._sides, answers, tallies, strict=True)
         )
         sqnr = self._sqnr(measure_sqnr)
         checks = (
@@ -199,12 +237,10 @@ class _Gate:
             sqnr_db=sqnr.db if sqnr else None,
             sqnr_frames=sqnr.frames if sqnr else 0,
             checks=checks,
-            tag_agreement=tag_agreement(*answers),
+            tag_agreement=tags.percent(),
             by_language=by_language,
             by_duration=by_duration,
-            by_column={
-                name: grouping.by([cell(one, name) for one in utterances]) for name in options.columns
-            },
+            by_column={name: grouping.by(*labels_of(utterances, name)) for name in options.columns},
             worst_duration=worst_duration.name if worst_duration else None,
             worst=tuple(scorer.show(one) for one in worst_utterances(scored, options.worst)),
             machine=machine(),
@@ -216,46 +252,24 @@ class _Gate:
         roles = zip(("baseline", "candidate"), self._sides, strict=True)
         return [(f"{role} {side.name}", side.executed, side.note) for role, side in roles]
 
-    def _score(self, scorer: Scorer) -> list[Scored]:
+    def _score(
+        self, scorer: Scorer, answers: Sequence[Sequence[Answer]]
+    ) -> tuple[list[Scored], tuple[SideTally, SideTally], TagAgreement]:
+        """Every text is read from the disk once and not kept."""
         self._progress.stage("Scoring", total=len(self._utterances))
-        scored = []
-        for index in range(len(self._utterances)):
-            scored.append(scorer.score(index))
+        scored, before, after, tags = [], SideTally(), SideTally(), TagAgreement()
+        for index, utterance in enumerate(self._utterances):
+            one = scorer.score(index)
+            scored.append(one)
+            baseline, candidate = (said[index] for said in answers)
+            before.add(utterance, baseline, one.baseline)
+            after.add(utterance, candidate, one.candidate)
+            tags.add(baseline, candidate)
             self._progress.advance()
-        return scored
-
-    def _side_score(self, side: Side, answers: Sequence[Answer], counts: Sequence[Counts]) -> SideScore:
-        options = self._options
-        return SideScore(
-            side,
-            total(counts),
-            rate_interval(
-                [one.errors for one in counts],
-                [one.reference_tokens for one in counts],
-                resamples=options.resamples,
-                seed=options.seed,
-            ),
-            tuple(
-                (u.id, a.error) for u, a in zip(self._utterances, answers, strict=True) if a.error is not None
-            ),
-            sum(one.hypothesis_tokens == 0 and one.reference_tokens > 0 for one in counts),
-            sum(_punctuation(answer.text) for answer in answers),
-            self._alone(side, answers),
-        )
+        return scored, (before, after), tags
 
     def _alone(self, side: Side, answers: Sequence[Answer]) -> AloneCheck | None:
-        if side.transcribe_alone is None:
-            return None
-        indices = _spread(len(answers), self._options.alone_sample)
-        chosen = [self._utterances[index] for index in indices]
-        self._progress.stage(f"Batch-1 cross-check of {side.name}", total=len(chosen))
-        alone = collect(side.name, side.transcribe_alone, chosen, self._progress)
-        counts = [
-            count(self._tokens(answer.text), self._tokens(answers[index].text))
-            for index, answer in zip(indices, alone, strict=True)
-        ]
-        differing = tuple(one.id for one, of_one in zip(chosen, counts, strict=True) if of_one.errors)
-        return AloneCheck(len(chosen), differing, percent(total(counts)))
+        return alone_compared(side, answers, self._utterances, self._options, self._tokens, self._progress)
 
     def _tokens(self, text: str) -> list[str]:
         return self._tokeniser(self._normaliser(text))
@@ -273,7 +287,7 @@ class _Gate:
         return measure([self._utterances[index] for index in indices])
 
 
-def _require_references(utterances: Sequence[Utterance]) -> None:
+def require_references(utterances: Sequence[Utterance]) -> None:
     if not utterances:
         raise SvtoolError("the utterance list is empty: nothing to validate on")
     missing = [one.id for one in utterances if one.text is None]
@@ -303,7 +317,46 @@ def _spread(length: int, number: int) -> list[int]:
     return sorted({round(at) for at in np.linspace(0, length - 1, min(length, number))})
 
 
-def _punctuation(text: str) -> int:
+def alone_compared(
+    side: Side,
+    answers: Sequence[Answer],
+    utterances: Sequence[Utterance],
+    options: GateOptions,
+    tokens: Callable[[str], list[str]],
+    progress: Progress,
+) -> AloneCheck | None:
+    """Texts of a sample at batch 1 against those at the served batch settings."""
+    if side.transcribe_alone is None:
+        return None
+    indices = _spread(len(answers), options.alone_sample)
+    chosen = [utterances[index] for index in indices]
+    progress.stage(f"Batch-1 cross-check of {side.name}", total=len(chosen))
+    alone = collect(side.name, side.transcribe_alone, chosen, progress)
+    counts = [
+        count(tokens(answer.text), tokens(answers[index].text))
+        for index, answer in zip(indices, alone, strict=True)
+    ]
+    differing = tuple(one.id for one, of_one in zip(chosen, counts, strict=True) if of_one.errors)
+    return AloneCheck(len(chosen), differing, percent(total(counts)))
+
+
+def score_lines(utterances: Sequence[Utterance], scored: Sequence[Scored]) -> Iterator[dict[str, Any]]:
+    """Counts of every utterance: [hits, substitutions, deletions, insertions]."""
+    for one in scored:
+        yield {
+            "index": one.index,
+            "id": utterances[one.index].id,
+            "baseline": _figures(one.baseline),
+            "candidate": _figures(one.candidate),
+            "against_baseline": _figures(one.against_baseline),
+        }
+
+
+def _figures(counts: Counts) -> list[int]:
+    return [counts.hits, counts.substitutions, counts.deletions, counts.insertions]
+
+
+def punctuation(text: str) -> int:
     return sum(map(_is_punctuation, strip_tags(text)))
 
 

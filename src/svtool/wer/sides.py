@@ -5,10 +5,10 @@ Knows answers (texts and tags) and where they came from. Knows nothing of scorin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from svtool.errors import SvtoolError, counted
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from svtool.utterances import Utterance
 
 Plain = str | int | float | bool | None
+Role = Literal["baseline", "candidate"]
+ROLES: tuple[Role, Role] = ("baseline", "candidate")
 # Scores of two sides say something about the engines only when these agree.
 SHARED_CONDITIONS = ("segmentation", "frontend", "dither", "language", "itn")
 # A baseline less exact than its candidate is most likely a mistake on the command line.
@@ -122,35 +124,50 @@ def collect_answers(side: Side, utterances: Sequence[Utterance], progress: Progr
 def collect(
     name: str, transcribe: Transcriber, utterances: Sequence[Utterance], progress: Progress
 ) -> list[Answer]:
-    """In the order of `utterances`; an answer missing, doubled or out of range is refused, never guessed."""
+    """In the order of `utterances`."""
     found: dict[int, Answer] = {}
-    for index, answer in transcribe(utterances):
-        if index in found or not 0 <= index < len(utterances):
-            raise SvtoolError(
-                f"{name} answered number {index} twice or out of range: its texts cannot be matched"
-            )
+    for index, answer in each_once(name, transcribe, utterances):
         found[index] = answer
         progress.advance()
-    missing = [one.id for index, one in enumerate(utterances) if index not in found]
-    if missing:
-        raise SvtoolError(
-            f"{name} answered {len(found)} of {counted(len(utterances), 'utterance')}; first without: {missing[0]}"
-        )
     return [found[index] for index in range(len(utterances))]
 
 
-def tag_agreement(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> dict[str, float | None]:
-    """Percent of utterances with the same tag on both sides; None when neither side ever gives the tag."""
-    return {
-        tag: _agreement([(_tag(a, tag), _tag(b, tag)) for a, b in zip(baseline, candidate, strict=True)])
-        for tag in TAGS
-    }
+def each_once(
+    name: str, transcribe: Transcriber, utterances: Sequence[Utterance]
+) -> Iterator[tuple[int, Answer]]:
+    """As they come; an answer missing, doubled or out of range is refused, never guessed."""
+    waited_for = bytearray(b"\1" * len(utterances))
+    for index, answer in transcribe(utterances):
+        if not 0 <= index < len(utterances) or not waited_for[index]:
+            raise SvtoolError(
+                f"{name} answered number {index} twice or out of range: its texts cannot be matched"
+            )
+        waited_for[index] = 0
+        yield index, answer
+    if missing := sum(waited_for):
+        raise SvtoolError(
+            f"{name} answered {len(utterances) - missing} of {counted(len(utterances), 'utterance')}; "
+            f"first without: {utterances[waited_for.index(1)].id}"
+        )
+
+
+class TagAgreement:
+    """Running counts of utterances with the same tag on both sides."""
+
+    def __init__(self) -> None:
+        self._told, self._same = dict.fromkeys(TAGS, 0), dict.fromkeys(TAGS, 0)
+
+    def add(self, baseline: Answer, candidate: Answer) -> None:
+        for tag in TAGS:
+            before, after = _tag(baseline, tag), _tag(candidate, tag)
+            if before is not None or after is not None:
+                self._told[tag] += 1
+                self._same[tag] += before == after
+
+    def percent(self) -> dict[str, float | None]:
+        """None for a tag that neither side ever gave."""
+        return {tag: 100.0 * self._same[tag] / told if told else None for tag, told in self._told.items()}
 
 
 def _tag(answer: Answer, tag: str) -> object:
     return frozenset(answer.events) or None if tag == "events" else getattr(answer, tag)
-
-
-def _agreement(pairs: Sequence[tuple[object, object]]) -> float | None:
-    told = [(before, after) for before, after in pairs if before is not None or after is not None]
-    return 100.0 * sum(before == after for before, after in told) / len(told) if told else None
