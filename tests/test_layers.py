@@ -28,7 +28,7 @@ LAYERS = [
         "onnxfile",
         "sections",
     },
-    {"audio", "subtitles", "sqnr", "thresholds", "trtcache"},
+    {"audio", "audiofacts", "lists", "subtitles", "sqnr", "thresholds", "trtcache"},
     {"tiny"},
     {"utterances", "assets", "segment"},
     {"model", "graph", "flavor", "interop"},
@@ -39,7 +39,7 @@ LAYERS = [
     {"ranges"},
     {"recognizer", "verify"},
     {
-        *("calibration", "sensitivity", "wer", "search_worker"),
+        *("calibration", "sensitivity", "wer", "search_worker", "data_check", "data_convert"),
         *("build", "build_ort", "build_ranges", "build_report", "build_search", "build_worker", "plan"),
         *("export", "serving", "transcribe", "demo"),
         *("inspect", "inspect_page", "doctor", "doctor_page"),

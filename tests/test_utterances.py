@@ -620,7 +620,7 @@ def test_kaldi(folder: Path) -> None:
         (
             "u1 a.wav\nu2 a.wav\n",
             "u1 x\nu3 y\n",
-            "1 id without audio.*u3.*1 id of wav.scp without text.*u2",
+            "1 id of text without audio in wav.scp.*u3.*1 id of wav.scp without text.*u2",
         ),
         ("u1 gone.wav\n", "u1 x\n", "1 audio file missing.*gone.wav"),
         ("u1\n", "u1 x\n", "no audio file is named"),

@@ -107,7 +107,8 @@ def _calibration_facts(ranges: calibration.Calibration) -> dict[str, Any]:
         *("used", "frames", "skipped", "warnings", "sqnr"),
     )
     described = ranges.to_json()
-    return {"digest": ranges.digest} | {key: described[key] for key in kept}
+    facts = {"digest": ranges.digest} | {key: described[key] for key in kept}
+    return facts | {"audio_digests": list(ranges.audio_digests)}
 
 
 def _loud_on_noise(model_path: Path, threads: int | None) -> dict[str, float]:

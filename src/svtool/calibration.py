@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from svtool import __version__, layers, manifest, sensitivity, smooth, thresholds
 from svtool import graph as graphs
+from svtool.audiofacts import QUIET_PEAK, ZERO_SHARE, faults, samples_digest
 from svtool.errors import ArtifactError, UsageError
 from svtool.frontend import LFR_FRAME_S
 from svtool.progress import Progress, Silent
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from svtool.assets import Assets
-    from svtool.audio import Audio
     from svtool.frontend import Cmvn
     from svtool.utterances import UtteranceList
 
@@ -54,11 +52,7 @@ METHODS = ("percentile", "max", "entropy", "mse")
 IMPORTED = "imported"  # the method of scales that another tool chose
 MIN_UTTERANCES = 64  # fewer leave the tails of the ranges to chance
 MIN_SECONDS = 60.0
-CLIPPED_SHARE = 1e-3  # of samples at full scale: more is audible distortion
-QUIET_PEAK = 0.01  # -40 dBFS: recorded far below the level of speech
-ZERO_SHARE = 0.1  # of samples in runs of exact zeros: features that no microphone makes
 MOST_LOSS_DB = 3.0  # against max ranges: more, and the clipping costs more than it saves
-_ZERO_RUN = 400  # samples, 25 ms: one whole frame of features
 _NAMED = 5
 
 REASONS = {
@@ -105,11 +99,16 @@ class Calibration:
     built_with: Mapping[str, str] = field(
         default_factory=dict
     )  # libraries that ran and that exported the model
+    # of the audio that was used, sorted, so that validation can refuse it; none in caches made before these were kept
+    audio_digests: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         exponents = {name: " ".join(map(str, one)) for name, one in self.exponents.items()}
         own = {"warnings": list(self.warnings), "exponents": exponents}  # a line per tensor, not per channel
-        return {"schema": SCHEMA} | asdict(replace(self, exponents={})) | own
+        content = {"schema": SCHEMA} | asdict(replace(self, exponents={})) | own
+        # left out where there are none, so that the digest of an older cache stays what it was
+        digests = content.pop("audio_digests")
+        return content | ({"audio_digests": list(digests)} if digests else {})
 
     @property
     def digest(self) -> str:
@@ -184,6 +183,7 @@ def calibrate(
         smooth=smoothing,
         exponents=exponents,
         built_with=_libraries(model_path),
+        audio_digests=tuple(sorted(tally.digests)),
     )
     del probes
     if score:
@@ -302,7 +302,8 @@ def read_cache(path: Path) -> Calibration:
     again = _again(path)
     try:
         exponents = {name: tuple(map(int, text.split())) for name, text in raw.pop("exponents").items()}
-        calibration = Calibration(**raw | {"warnings": tuple(raw["warnings"]), "exponents": exponents})
+        own = {"warnings": tuple(raw["warnings"]), "audio_digests": tuple(raw.get("audio_digests", ()))}
+        calibration = Calibration(**raw | own | {"exponents": exponents})
         tables = (("amax", calibration.amax.items()), ("absmax", calibration.absmax.items()))
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise ArtifactError(f"the calibration cache {path} is damaged ({error}): {again}") from error
@@ -394,20 +395,9 @@ class _ListSamples:
                     LANGUAGES.get(utterance.language or "auto", 0) if own else LANGUAGES["auto"],
                     TEXTNORMS["withitn" if own else "woitn"],
                     utterance.language or "",
-                    *_faults(audio),
+                    *faults(audio),
+                    samples_digest(audio.samples),
                 )
-
-
-def _faults(audio: Audio) -> tuple[bool, bool, bool]:
-    """Clipped, quiet, largely digital zeros."""
-    magnitudes = np.abs(audio.samples)
-    edges = np.flatnonzero(np.diff(magnitudes == 0, prepend=False, append=False)).reshape(-1, 2)
-    runs = edges[:, 1] - edges[:, 0]
-    return (
-        float(np.mean(magnitudes >= 0.999)) > CLIPPED_SHARE,
-        float(magnitudes.max()) < QUIET_PEAK,
-        int(runs[runs >= _ZERO_RUN].sum()) > ZERO_SHARE * len(magnitudes),
-    )
 
 
 class _Spread:
@@ -438,6 +428,7 @@ class _Tally:
     used: Counter[str] = field(default_factory=Counter)  # language -> utterances
     skipped: Counter[str] = field(default_factory=Counter)
     frames: int = 0
+    digests: set[str] = field(default_factory=set)
     faults: Counter[str] = field(default_factory=Counter)
     kept: _Spread = field(default_factory=_Spread)
 
@@ -464,6 +455,8 @@ class _Tally:
         self.frames += len(sample.feats)
         for fault in ("clipped", "quiet", "zeros"):
             self.faults[fault] += getattr(sample, fault)
+        if sample.digest:
+            self.digests.add(sample.digest)
         self.kept.add(sample)
 
     def _skip(self, sample: Skipped) -> None:

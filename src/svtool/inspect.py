@@ -68,9 +68,9 @@ class Inspection:
         value |= {"artifact": str(self.artifact), "precision": self.precision, "int8_share": self.int8_share}
         value["graph"] = _graph_json(self.graph) if self.graph is not None else None
         if self.calibration is not None:
-            tables = ("amax", "absmax", "exponents")
+            tables = ("amax", "absmax", "exponents", "audio_digests")
             value["calibration"] = {
-                key: len(item) if key in tables and isinstance(item, dict) else item
+                key: len(item) if key in tables and isinstance(item, dict | list) else item
                 for key, item in self.calibration.items()
             }
         finite: dict[str, Any] = _finite(value)

@@ -41,6 +41,7 @@ class Sample(NamedTuple):
     clipped: bool = False
     quiet: bool = False
     zeros: bool = False  # long stretches of digital silence
+    digest: str = ""  # of the audio, see `audiofacts`
 
 
 class Skipped(NamedTuple):

@@ -1,27 +1,29 @@
-"""Utterance lists (JSONL, Kaldi directories, TSV and CSV) and the files that command-line arguments mean.
+"""Utterance lists and the files that command-line arguments mean.
 
-Knows the files' formats and column names; decoding is done by `audio`, whose names are offered here too.
-Knows nothing of models or metrics.
+Knows what columns mean and what makes a list unfit; formats are read by `lists`, decoding is done by `audio`, whose
+names are offered here too. Knows nothing of models or metrics.
 """
 
 from __future__ import annotations
 
-import csv
 import glob
 import hashlib
-import io
 import json
 import math
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from svtool.audio import SAMPLE_RATE, Audio, PcmFormat, decode_audio, from_array
+from svtool.audiofacts import audio_digest
 from svtool.errors import AudioError, SvtoolError, UsageError, counted, shown
+from svtool.lists import AUDIO_SUFFIXES, Fault, fault, read_listing
+from svtool.lists.tables import AUDIO_COLUMNS, malformed_fault
 
 __all__ = [
     "AUDIO_SUFFIXES",
@@ -29,37 +31,32 @@ __all__ = [
     "Audio",
     "Input",
     "PcmFormat",
+    "Survey",
     "Utterance",
     "UtteranceList",
+    "audio_digest",
     "decode_audio",
     "expand_inputs",
     "from_array",
     "read_utterances",
+    "survey",
 ]
-
-AUDIO_SUFFIXES = frozenset(
-    f".{name}"
-    for names in (
-        "wav wave w64 aif aiff aifc au snd caf flac g722",
-        "mp3 mp2 m4a m4b mp4 mov 3gp aac ogg oga opus webm mka mkv amr wma avi",
-    )
-    for name in names.split()
-)
 
 _WELL_KNOWN = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus")  # named in a message that cannot name all
 
 # our name first; then those of NeMo, FunASR, SenseVoice's own data files and Common Voice
 _COLUMNS = {
-    "audio": ("audio", "audio_filepath", "source", "path", "wav", "file"),
+    "audio": AUDIO_COLUMNS,
     "text": ("text", "target", "sentence", "transcript", "transcription"),
     "id": ("id", "key", "utt_id"),
     "language": ("language", "text_language", "lang", "locale"),
     "emotion": ("emotion", "emo_target"),
     "events": ("events", "event", "event_target"),
     "duration": ("duration", "duration_s"),
+    "offset": ("offset",),  # NeMo: the utterance is `duration` seconds from here
+    "part": ("part",),  # of `lists.kaldi`
 }
 _REGION_LANGUAGES = {"zh-hk": "yue", "cmn": "zh"}  # any other region is dropped: zh-CN is zh
-_SHOWN = 3  # names given in a message about many
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,9 @@ class Utterance:
     emotion: str | None = None
     events: tuple[str, ...] = ()
     duration_s: float | None = None
+    part: tuple[float, float | None] | None = (
+        None  # seconds from and to (None: the end), of a longer recording
+    )
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -103,19 +103,62 @@ class UtteranceList:
         return UtteranceList(self.path, chosen, _digest(chosen, self.path))
 
 
+@dataclass(frozen=True)
+class Survey:
+    """All of a list that can be understood, and everything that makes it unfit for use."""
+
+    path: Path
+    format: str
+    utterances: tuple[Utterance, ...]
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+
 def read_utterances(spec: str | Path) -> UtteranceList:
-    """Read a JSONL, TSV or CSV list, a Kaldi directory (`wav.scp`, `text`), or `tiny:NAME`.
+    """Read a JSONL, TSV or CSV list, a Kaldi directory, a LibriSpeech or AISHELL tree, a `.trn`, or `tiny:NAME`.
 
     Audio paths are relative to the list. Everything wrong with the entries comes in one error.
     """
+    found = survey(spec)
+    faults = (*found.faults, *_parts(found))
+    if faults:
+        raise SvtoolError(_refusal(found, faults))
+    if not found.utterances:
+        raise SvtoolError(f"{found.path} holds no utterances")
+    return UtteranceList(found.path, found.utterances, _digest(found.utterances, found.path))
+
+
+def survey(spec: str | Path, audio: Path | None = None) -> Survey:
+    """Read a list as far as it goes. `audio`: the folder of its audio, when that is not the list's own.
+
+    Raises SvtoolError only where the whole cannot be read: absent, not text, of no known format.
+    """
     path = _list_path(spec)
-    entries = list(_kaldi_entries(path) if path.is_dir() else _file_entries(path))
-    if not entries:
-        raise SvtoolError(f"{path} holds no utterances")
-    root = _root(path)
-    utterances = tuple(_utterance(entry, place, root) for place, entry in entries)
-    _check(utterances, path)
-    return UtteranceList(path, utterances, _digest(utterances, path))
+    if audio is not None and not audio.is_dir():
+        raise SvtoolError(f"the audio folder {str(audio)!r} does not exist")
+    listing = read_listing(path, audio)
+    root = audio or _root(path)
+    utterances: list[Utterance] = []
+    malformed: list[str] = []
+    for place, entry in listing.entries:
+        try:
+            utterances.append(_utterance(entry, place, root))
+        except SvtoolError as error:
+            malformed.append(str(error))
+    faults = (*listing.faults, *malformed_fault(malformed), *_faults(utterances))
+    return Survey(path, listing.format, tuple(utterances), faults, listing.notes)
+
+
+def _refusal(found: Survey, faults: Sequence[Fault]) -> str:
+    check = f"see all with  svtool data check {found.path}"
+    if malformed := [one for fault in faults if fault.kind == "malformed" for one in fault.names]:
+        more = len(malformed) - 1
+        return malformed[0] + (f"; and {counted(more, 'more malformed line')}: {check}" if more else "")
+    whole = counted(len(found.utterances), "utterance")
+    return (
+        f"{found.path}: {'; '.join(map(str, faults))} among {whole}; audio paths are relative to "
+        f"{_root(found.path)}; {check}"
+    )
 
 
 def _list_path(spec: str | Path) -> Path:
@@ -139,134 +182,6 @@ def _root(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-# ---- entries: (place for messages, {column: value}) of each format
-
-
-Entry = tuple[str, dict[str, Any]]
-
-
-def _file_entries(path: Path) -> Iterator[Entry]:
-    text = _read_text(path)
-    suffix = path.suffix.lower()
-    header = text.lstrip()[:1]
-    if suffix in (".jsonl", ".json", ".ndjson") or (suffix not in (".tsv", ".csv") and header == "{"):
-        return _jsonl_entries(path, text)
-    tabs = suffix == ".tsv" or (suffix != ".csv" and "\t" in text.partition("\n")[0])
-    return _table_entries(path, text, tabs=tabs)
-
-
-def _read_text(path: Path) -> str:
-    """UTF-8 with or without a byte-order mark, or UTF-16 with one (Excel's "Unicode text")."""
-    try:
-        data = path.read_bytes()
-        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise SvtoolError(f"{path}, line {line}: not UTF-8 text; save the list as UTF-8") from error
-    except OSError as error:
-        raise SvtoolError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    # not splitlines: it also breaks at characters that belong to texts (U+2028, U+0085 ...)
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield number, line.rstrip("\r")
-
-
-def _jsonl_entries(path: Path, text: str) -> Iterator[Entry]:
-    for number, line in _lines(text):
-        place = f"{path}, line {number}"
-        try:
-            entry = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise SvtoolError(
-                f"{place}: not valid JSON ({error}); a list has one object on each line"
-            ) from error
-        if not isinstance(entry, dict):
-            raise SvtoolError(f"{place}: not a JSON object; a list has one object on each line")
-        yield place, entry
-
-
-def _table_entries(path: Path, text: str, *, tabs: bool) -> Iterator[Entry]:
-    # quotes in TSV files are plain characters (Common Voice), in CSV they quote
-    quoting: Literal[0, 3] = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if tabs else ",", quoting=quoting)
-    header: list[str] | None = None
-    try:
-        for cells in reader:
-            place = f"{path}, line {reader.line_num}"
-            if not any(cells):
-                continue
-            if header is None:
-                header = _header(cells, path)
-                continue
-            if len(cells) > len(header):
-                raise SvtoolError(
-                    f"{place}: {counted(len(cells), 'cell')}, but the header names {counted(len(header), 'column')}"
-                )
-            yield place, dict(zip(header, cells, strict=False))
-    except csv.Error as error:
-        raise SvtoolError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def _header(cells: list[str], path: Path) -> list[str]:
-    names = [cell.strip().lower() for cell in cells]
-    if not any(name in _COLUMNS["audio"] for name in names):
-        raise SvtoolError(
-            f"{path}: the first line names no audio column ({', '.join(cells[:8])}); "
-            f"a table needs a header with one of {', '.join(_COLUMNS['audio'])}"
-        )
-    return names
-
-
-def _kaldi_entries(folder: Path) -> Iterator[Entry]:
-    if not (folder / "wav.scp").is_file():
-        raise SvtoolError(f"{folder} is no Kaldi directory: it has no wav.scp (for a list, name the file)")
-    if (folder / "segments").exists():
-        raise SvtoolError(
-            f"{folder} has a `segments` file: parts of recordings are not read; cut the audio first"
-        )
-    recordings = _kaldi_table(folder / "wav.scp")
-    piped = [key for key, value in recordings.items() if value.endswith("|") or value.startswith("|")]
-    if piped:
-        raise SvtoolError(
-            f"{folder / 'wav.scp'}: commands are not run, and {_some(piped)} pipe from one; "
-            "write the audio to files and name those"
-        )
-    texts = _kaldi_table(folder / "text", recordings)
-    languages = _kaldi_table(folder / "utt2lang", recordings)
-    for key, audio in recordings.items():
-        entry = {"id": key, "audio": audio}
-        if texts:
-            entry["text"] = texts[key]
-        if key in languages:
-            entry["language"] = languages[key]
-        yield f"{folder / 'wav.scp'}, {key}", entry
-
-
-def _kaldi_table(path: Path, recordings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`key value` lines. `recordings`: the keys to match; a file other than wav.scp may be absent."""
-    if recordings is not None and not path.is_file():
-        return {}
-    pairs = [
-        (key, "".join(rest).strip())
-        for key, *rest in (line.strip().split(maxsplit=1) for _, line in _lines(_read_text(path)))
-    ]
-    found = dict(pairs)
-    problems = []
-    if doubled := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
-        problems.append(f"{counted(len(doubled), 'duplicate id')} ({_some(doubled)})")
-    if recordings is not None:
-        if unknown := [key for key in found if key not in recordings]:
-            problems.append(f"{counted(len(unknown), 'id')} without audio in wav.scp ({_some(unknown)})")
-        if path.name == "text" and (absent := [key for key in recordings if key not in found]):
-            problems.append(f"{counted(len(absent), 'id')} of wav.scp without text ({_some(absent)})")
-    if problems:
-        raise SvtoolError(f"{path}: {'; '.join(problems)}")
-    return found
-
-
 # ---- one entry to one utterance
 
 
@@ -282,7 +197,8 @@ def _utterance(entry: dict[str, Any], place: str, root: Path) -> Utterance:
         language=_language(known.get("language")),
         emotion=_tag(known.get("emotion")),
         events=_events(known.get("events")),
-        duration_s=_duration(known.get("duration"), place),
+        duration_s=_seconds(known.get("duration"), "duration", place),
+        part=_part(known, place),
         extra=extra,
     )
 
@@ -303,10 +219,16 @@ def _by_our_names(entry: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]
 
 
 def _locate(written: str, root: Path) -> Path:
+    """The file meant: as written, else one of the ways in which lists and folders come to differ."""
     path = root / written
+    if _size(path):
+        return path
+    slashes = written.replace("\\", "/")  # a list made on Windows
     # Common Voice's tables name files that lie in `clips` beside the table
-    in_clips = root / "clips" / written
-    return in_clips if not _size(path) and _size(in_clips) else path
+    others = [root / "clips" / written, root / slashes, root / "clips" / slashes, root / written.strip()]
+    # macOS decomposes the letters of file names, lists made elsewhere do not
+    others += [root / unicodedata.normalize(form, slashes) for form in ("NFC", "NFD")]
+    return next((other for other in others if _size(other)), path)
 
 
 def _text(value: Any, place: str) -> str | None:
@@ -333,7 +255,7 @@ def _events(value: Any) -> tuple[str, ...]:
     return tuple(tag for tag in map(_tag, parts) if tag)
 
 
-def _duration(value: Any, place: str) -> float | None:
+def _seconds(value: Any, name: str, place: str) -> float | None:
     if value is None or value == "":
         return None
     try:
@@ -341,31 +263,38 @@ def _duration(value: Any, place: str) -> float | None:
     except (TypeError, ValueError):
         seconds = math.nan
     if isinstance(value, bool) or not 0 <= seconds < math.inf:
-        raise SvtoolError(f"{place}: the duration {value!r} is not a number of seconds")
+        raise SvtoolError(f"{place}: the {name} {value!r} is not a number of seconds")
     return seconds
+
+
+def _part(known: Mapping[str, Any], place: str) -> tuple[float, float | None] | None:
+    if isinstance(known.get("part"), tuple):
+        start, end = known["part"]
+        return start, end
+    offset = _seconds(known.get("offset"), "offset", place)
+    if not offset:
+        return None
+    duration = _seconds(known.get("duration"), "duration", place)
+    return offset, None if duration is None else offset + duration
 
 
 # ---- the list as a whole
 
 
-def _check(utterances: Sequence[Utterance], path: Path) -> None:
+def _faults(utterances: Sequence[Utterance]) -> Iterator[Fault]:
     doubled = [name for name, count in Counter(one.id for one in utterances).items() if count > 1]
+    yield from fault("duplicate_id", "duplicate id", doubled)
     missing = [str(one.audio) for one in utterances if _size(one.audio) is None]
-    problems = []
-    if doubled:
-        problems.append(f"{counted(len(doubled), 'duplicate id')} ({_some(doubled)})")
-    if missing:
-        problems.append(f"{counted(len(missing), 'audio file')} missing ({_some(missing)})")
-    if problems:
-        raise SvtoolError(
-            f"{path}: {'; '.join(problems)} among {counted(len(utterances), 'utterance')}; "
-            f"audio paths are relative to {_root(path)}"
-        )
+    yield from fault("audio_missing", "audio file", missing, "missing")
 
 
-def _some(names: Sequence[str]) -> str:
-    first = ", ".join(map(shown, names[:_SHOWN]))
-    return first if len(names) <= _SHOWN else f"{first}, ... {len(names) - _SHOWN} more"
+def _parts(found: Survey) -> Iterator[Fault]:
+    """Taken for the whole, a part of a recording would be scored against a text that is not its own."""
+    cut = [one.id for one in found.utterances if one.part is not None]
+    command = f"svtool data convert {found.path} -o FOLDER/list.jsonl"
+    yield from fault(
+        "part", "utterance", cut, f"cut out of longer recordings: write them to files with  {command}"
+    )
 
 
 def _size(path: Path) -> int | None:
