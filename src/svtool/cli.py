@@ -471,9 +471,15 @@ def build_ort(
 )
 def validate_wer(
     baseline: Annotated[
-        Path | None, typer.Argument(help="Model to compare with.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="Model to compare with, or saved texts (JSON lines, Kaldi text, .trn, report).",
+            show_default=False,
+        ),
     ] = None,
-    candidate: Annotated[Path | None, typer.Argument(help="Engine to judge.", show_default=False)] = None,
+    candidate: Annotated[
+        Path | None, typer.Argument(help="Engine to judge, or saved texts.", show_default=False)
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(help="Utterance list with reference texts (tiny alone defaults to tiny:drift)."),
@@ -491,6 +497,32 @@ def validate_wer(
         str, typer.Option(help="basic, none, english, chinese, chinese-simplified, or auto: by language.")
     ] = "basic",
     config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
+    reports: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write the report too: .html, .md, .xml (JUnit) or .json (repeat).",
+        ),
+    ] = None,
+    audio: Annotated[
+        bool, typer.Option("--audio", help="Put the audio of the worst utterances on the HTML page.")
+    ] = False,
+    allow_overlap: Annotated[
+        bool, typer.Option("--allow-overlap", help="Use audio that an engine was calibrated on all the same.")
+    ] = False,
+    references_only: Annotated[
+        bool,
+        typer.Option("--references-only", help="Rates of one artifact, without a baseline or a verdict."),
+    ] = False,
+    by: Annotated[
+        list[str] | None, typer.Option(help="Break rates down by this column of the list too (repeat).")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Keep every answer in this .jsonl; the same command again goes on there."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the work on a CPU.")] = 1,
     device: Device = "auto",
     threads: Threads = None,
     as_json: Json = False,
@@ -500,18 +532,103 @@ def validate_wer(
 
     Exit 0 pass, 1 fail, 3 inconclusive."""
     from svtool.progress import RichProgress
-    from svtool.wer.command import Request, run
+    from svtool.wer import rates
+    from svtool.wer.command import Request, run, run_alone
+    from svtool.wer.outputs import require_writable, write_reports
     from svtool.wer.report import to_json
     from svtool.wer.terminal import render
 
     request = Request(
         baseline, candidate, data, budget, max_disagreement, min_sqnr, limit, language, normaliser, config,
-        device, threads,
+        device, threads, allow_overlap, results, jobs, tuple(by or ()),
     )  # fmt: skip
+    if references_only and reports:
+        raise UsageError(
+            "--report shows a comparison, and --references-only is none: use --json for its rates"
+        )
+    require_writable(
+        reports or (), audio=audio, inputs=[Path(one) for one in (baseline, candidate, data) if one]
+    )
+    if references_only:
+        with RichProgress(quiet=quiet) as progress:
+            alone = run_alone(request, progress)
+        _emit(rates.to_json(alone), as_json, lambda: rates.render(alone))
+        raise typer.Exit(alone.exit_code)
     with RichProgress(quiet=quiet) as progress:
         report = run(request, progress)
+    write_reports(report, reports or (), audio=audio)
     _emit(to_json(report), as_json, lambda: render(report))
     raise typer.Exit(report.exit_code)
+
+
+data_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Utterance lists: what is in one, and whether it is fit for use.",
+    epilog="Example:  svtool data check test.jsonl",
+)
+app.add_typer(data_app, name="data")
+
+AudioFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--audio", help="Folder of the audio, when it is not the list's own (.trn, Kaldi text ...)."
+    ),
+]
+
+
+@data_app.command(
+    name="check", epilog="Example:  svtool data check LibriSpeech/test-clean --json > check.json"
+)
+def data_check(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="LIST",
+            help="JSONL, TSV, CSV, a Kaldi directory, a LibriSpeech or AISHELL folder, .trn, or tiny:NAME.",
+        ),
+    ],
+    audio: AudioFolder = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Decode a whole list and say what is wrong with it.
+
+    Exit 1 when it is unfit as it is; whatever is only worth knowing is a note."""
+    from svtool import tiny
+    from svtool.data_check import check, render
+    from svtool.progress import RichProgress
+
+    with RichProgress(quiet=quiet) as progress:
+        tiny.render_named(data, progress)
+        report = check(data, audio, progress)
+    _emit_page(report.to_json(), as_json, lambda width: render(report, width))
+    raise typer.Exit(report.exit_code)
+
+
+@data_app.command(name="convert", epilog="Example:  svtool data convert kaldi/test -o lists/test.jsonl")
+def data_convert(
+    data: Annotated[str, typer.Argument(metavar="LIST", help="Any list that svtool reads.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The JSONL to write.")],
+    audio: AudioFolder = None,
+    leave_out: Annotated[
+        bool, typer.Option("--leave-out", help="Leave out what is faulty, and say what that was.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Any list to JSONL.
+
+    Parts of recordings (Kaldi segments, NeMo offsets) are cut into files of their own."""
+    from svtool import tiny
+    from svtool.data_convert import convert, render
+    from svtool.progress import RichProgress
+
+    with RichProgress(quiet=quiet) as progress:
+        tiny.render_named(data, progress)
+        report = convert(data, output, audio=audio, leave_out=leave_out, progress=progress)
+    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else render(report))
 
 
 @app.command(epilog="Example:  svtool serve engines/sensevoice/int8.onnx --port 8000")

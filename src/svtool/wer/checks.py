@@ -32,6 +32,7 @@ class GateOptions:
         None  # column and value: the limit judges only these utterances
     )
     min_sqnr_db: float | None = None
+    min_sqnr_why: str | None = None  # in words, where the limit was derived from a reference
     normaliser: str = "basic"
     korean: Korean = "words"
     columns: tuple[str, ...] = ()  # further columns of the list to break drift down by
@@ -122,7 +123,8 @@ def sqnr_check(value: float | None, options: GateOptions) -> Iterator[Check]:
         value,
         limit,
         value >= limit,
-        f"signal to noise (SQNR) of {value:.1f} dB is {side} the limit of {limit:g} dB",
+        f"signal to noise (SQNR) of {value:.1f} dB is {side} the limit of {round(limit, 2):g} dB"
+        + (f" ({options.min_sqnr_why})" if options.min_sqnr_why else ""),
     )
 
 

@@ -81,7 +81,10 @@ def open_saved(saved: Named, utterances: UtteranceList, role: Role) -> Side:
                 yield wanted[number], answer
 
     facts = source.facts
-    notes = [f"its texts were saved in {source.path}; nothing was run for them now", *matched.notes]
+    notes = [
+        f"its texts were saved in {source.path}; nothing was run for them now, and no logits could be compared",
+        *matched.notes,
+    ]
     conditions: dict[str, Plain] = dict(facts.get("conditions") or {})
     conditions["saved_texts"] = f"{source.path.name} sha256 {sha256_file(source.path)[:16]}"
     return Side(
