@@ -30,6 +30,7 @@ COMMANDS = (
     "inspect",
     "doctor",
     "verify",
+    "data",
     "demo",
 )
 

@@ -38,6 +38,7 @@ __all__ = [
     "decode_audio",
     "expand_inputs",
     "from_array",
+    "part_faults",
     "read_utterances",
     "survey",
 ]
@@ -120,7 +121,7 @@ def read_utterances(spec: str | Path) -> UtteranceList:
     Audio paths are relative to the list. Everything wrong with the entries comes in one error.
     """
     found = survey(spec)
-    faults = (*found.faults, *_parts(found))
+    faults = (*found.faults, *part_faults(found))
     if faults:
         raise SvtoolError(_refusal(found, faults))
     if not found.utterances:
@@ -288,7 +289,7 @@ def _faults(utterances: Sequence[Utterance]) -> Iterator[Fault]:
     yield from fault("audio_missing", "audio file", missing, "missing")
 
 
-def _parts(found: Survey) -> Iterator[Fault]:
+def part_faults(found: Survey) -> Iterator[Fault]:
     """Taken for the whole, a part of a recording would be scored against a text that is not its own."""
     cut = [one.id for one in found.utterances if one.part is not None]
     command = f"svtool data convert {found.path} -o FOLDER/list.jsonl"

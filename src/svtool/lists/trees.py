@@ -93,7 +93,8 @@ def _read_trn(path: Path, into: _Texts) -> None:
         text, key = found[1].strip(), found[2]
         if _TRN_ALTERNATIVES.search(text):
             into.alternatives.append(key)
-        into.add(key, text, place)
+        else:
+            into.add(key, text, place)
 
 
 def _read_keyed(path: Path, into: _Texts) -> None:
@@ -120,7 +121,9 @@ def of_texts(path: Path, audio: Path) -> Listing:
     entries, faults = _joined(texts, files, form, f"under {audio}")
     others = len(files.by_stem) - len(entries)
     notes = (
-        (f"{counted(others, 'audio file')} under {audio} have no text in {path.name}",) if others > 0 else ()
+        (f"{counted(others, 'audio file')} under {audio} without a text in {path.name}",)
+        if others > 0
+        else ()
     )
     return Listing(form, tuple(entries), tuple(faults), notes)
 
@@ -142,7 +145,7 @@ def of_folder(folder: Path, audio: Path) -> Listing | None:
         if others:
             notes.append(f"{counted(len(others), 'text')} of {texts_at[0].name} belong to other folders")
     entries, faults = _joined(texts, files, form, f"under {audio}")
-    named = {str(entry["id"]) for _, entry in entries}
+    named = {str(Path(key).stem) for key in (*texts.keys, *texts.alternatives)} | set(texts.keys)
     silent = [str(one) for stem, paths in files.by_stem.items() if stem not in named for one in paths]
     faults += fault("audio_without_text", "audio file", silent, "without text")
     return Listing(
@@ -186,6 +189,7 @@ def _joined(texts: _Texts, files: _Audio, form: str, where: str) -> tuple[list[E
             continue
         if len(found) > 1:
             several.append(f"{key}: {some([str(one) for one in found])}")
+            continue
         entries.append((texts.places[key], _entry(found[0], files.folder, text, form)))
     faults = [
         *texts.faults(),
