@@ -6,14 +6,15 @@ Knows which figures belong together and how each is said. Knows nothing of termi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from svtool import __version__
 from svtool.errors import counted
 from svtool.wer.checks import AloneCheck, percent
 from svtool.wer.gate import GateReport, SideScore
 from svtool.wer.groups import Group
 from svtool.wer.layout import Column, Table
-from svtool.wer.score import Interval
+from svtool.wer.score import Interval, align, join_tokens
 from svtool.wer.sides import Plain
 from svtool.wer.words import amount, signed, units
 
@@ -78,7 +79,7 @@ def signals_table(report: GateReport) -> Table:
     for row in _disagreement_rows(report):
         table.add(*row)
     sqnr = sqnr_note(report) or f"{report.sqnr_db:.1f} dB"
-    limit = "" if options.min_sqnr_db is None else f"≥ {options.min_sqnr_db:g} dB"
+    limit = "" if options.min_sqnr_db is None else f"≥ {round(options.min_sqnr_db, 2):g} dB"
     table.add("signal to noise of the raw scores (SQNR)", sqnr, limit)
     for tag, agreement in report.tag_agreement.items():
         if agreement is not None:
@@ -197,10 +198,40 @@ def _short_provider(provider: str | None) -> str:
     return (provider or "not known").removesuffix("ExecutionProvider").replace(":", "")
 
 
-def figure(value: float | None, *, plus: bool = False) -> str:
+def provenance_table(report: GateReport) -> Table:
+    """What exactly was compared, so that a report can be traced to its files."""
+    table = Table("Provenance", (Column("", text=True), Column("", text=True)))
+    for role, score in scores(report):
+        side = score.side
+        for name, value in (
+            ("", str(side.artifact) if side.artifact else side.name),
+            (", SHA-256", side.digest),
+            (", SHA-256 of what ran", side.ran_digest if side.ran_digest != side.digest else None),
+            (" ran on", side.provider or "not known"),
+            (", to note", side.note),
+        ):
+            if value:
+                table.add(f"{role}{name}", value)
+    for key, value in report.options.data.items():
+        table.add("data" if key == "list" else f"data, {key.replace('sha256', 'SHA-256')}", value)
+    table.add("normaliser", report.normaliser)
+    table.add("tokeniser", report.tokeniser.id)
+    table.add("Unicode tables", str(report.machine.get("unicode")))
+    table.add("svtool", __version__)
+    return table
+
+
+def figure(value: float | None, *, plus: bool = False, digits: int = 2) -> str:
     if value is None:
         return "n/a"
-    return signed(value) if plus else f"{value:.2f}"
+    return signed(value) if plus else f"{value:.{digits}f}"
+
+
+def drift_words(group: Group) -> tuple[str, str]:
+    """The drift and its interval apart, for those who set them apart."""
+    if group.interval is None:
+        return figure(group.drift, plus=True), ""
+    return figure(group.drift, plus=True), f"{signed(group.interval.low)} to {signed(group.interval.high)}"
 
 
 def with_interval(
@@ -210,3 +241,23 @@ def with_interval(
         return figure(value, plus=plus)
     low, high = (figure(scale * bound, plus=plus) for bound in (interval.low, interval.high))
     return f"{figure(value, plus=plus)} ({low} to {high})"
+
+
+def marked(reference: Sequence[str], hypothesis: Sequence[str]) -> str:
+    """Marks that are read without colours."""
+    return " ".join(shown for shown, _ in marks(reference, hypothesis)) or "(empty)"
+
+
+def marks(reference: Sequence[str], hypothesis: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """(text, whether it is an error) of each part of an alignment."""
+    for chunk in align(reference, hypothesis):
+        right, given = join_tokens(chunk.reference), join_tokens(chunk.hypothesis)
+        match chunk.kind:
+            case "equal":
+                yield given, False
+            case "replace":
+                yield f"{{{right}→{given}}}", True
+            case "insert":
+                yield f"{{+{given}}}", True
+            case "delete":
+                yield f"{{-{right}}}", True

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from svtool.errors import counted
 from svtool.wer.gate import GateReport
 from svtool.wer.groups import Worst
-from svtool.wer.score import Tokeniser, align, join_tokens
-from svtool.wer.tables import ROLES, conditions_table, groups_table, sides_table, signals_table
+from svtool.wer.score import Tokeniser
+from svtool.wer.tables import ROLES, conditions_table, groups_table, marks, sides_table, signals_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,13 +92,6 @@ def _marked(reference: Sequence[str], hypothesis: Sequence[str]) -> Text:
     from rich.text import Text
 
     marked = Text()
-    for chunk in align(reference, hypothesis):
-        right, given = join_tokens(chunk.reference), join_tokens(chunk.hypothesis)
-        shown, style = {
-            "equal": (given, ""),
-            "replace": (f"{{{right}→{given}}}", "red"),
-            "insert": (f"{{+{given}}}", "red"),
-            "delete": (f"{{-{right}}}", "red"),
-        }[chunk.kind]
-        marked.append("" if not marked.plain else " ").append(shown, style=style)
+    for shown, wrong in marks(reference, hypothesis):
+        marked.append("" if not marked.plain else " ").append(shown, style="red" if wrong else "")
     return marked if marked.plain else Text("(empty)")
