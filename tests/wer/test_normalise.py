@@ -110,7 +110,7 @@ def test_normalisers_are_versioned_and_named() -> None:
 
 def test_basic_is_fast() -> None:
     texts = [f"Zebra, {number} don't 今天去公园 please!" for number in range(3000)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     for text in texts:
         basic(text)
-    assert len(texts) / (time.perf_counter() - begin) > 5000
+    assert len(texts) / (time.process_time() - begin) > 5000

@@ -92,19 +92,21 @@ class Scorer:
         return self.utterances[index].text or "", self.baseline[index].text, self.candidate[index].text
 
     def score(self, index: int) -> Scored:
-        utterance = self.utterances[index]
+        utterance, answer = self.utterances[index], self.candidate[index]  # may be read from a disk: once
         language = language_key(utterance.language)
-        reference, baseline, candidate = self._normalised(self.raw(index), language)
-        expected, before, after = (self.tokeniser(text) for text in (reference, baseline, candidate))
+        raw = utterance.text or "", self.baseline[index].text, answer.text
+        reference, baseline, candidate = self._normalised(raw, language)
+        expected, before = self.tokeniser(reference), self.tokeniser(baseline)
         of_baseline = count(expected, before)
-        duration_s = utterance.duration_s
+        same = candidate == baseline
+        after = before if same else self.tokeniser(candidate)
         return Scored(
             index,
             language,
-            self.candidate[index].duration_s if duration_s is None else duration_s,
+            answer.duration_s if utterance.duration_s is None else utterance.duration_s,
             self.tokeniser.metric(reference),
             of_baseline,
-            of_baseline if after == before else count(expected, after),
+            of_baseline if same else count(expected, after),
             count(before, after),
         )
 
@@ -122,8 +124,8 @@ class Scorer:
         )
 
     def _normalised(self, raw: tuple[str, str, str], language: str) -> tuple[str, str, str]:
-        reference, baseline, candidate = (self.normaliser(text, language) for text in raw)
-        return reference, baseline, candidate
+        reference, baseline = self.normaliser(raw[0], language), self.normaliser(raw[1], language)
+        return reference, baseline, baseline if raw[2] == raw[1] else self.normaliser(raw[2], language)
 
 
 class Grouping:

@@ -4,7 +4,11 @@ Knows token lists and integer arrays. Knows nothing of engines, files or how tex
 
 What one token is (tokeniser `mixed/1`): each Han, kana or other character of a script written without spaces;
 else each run between spaces (letters and digits together, so `gpt4` is one token).
-Korean is written with spaces, so its tokens are words unless `korean="characters"` is asked for.
+Korean is written with spaces, so its tokens are words unless `korean="characters"` is asked for: spacing varies
+from writer to writer (할 수 있다, 할수 있다), and by characters such a difference is none.
+
+Errors are the fewest that turn one text into the other, each of weight 1. sclite's weights (4 for a substitution, 3
+for the others) give the same counts on ordinary texts and may give more errors on texts with little in common.
 
 What the rate is called: WER when the references hold only words, CER when they hold only characters, MER
 (mixed error rate) when they hold both. Digits belong to every script and decide nothing; with nothing else to
