@@ -9,14 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from audio_fixtures import int16, tone, wav
 from calibration_samples import Notes
 from svtool import build_search, manifest
+from svtool.audiofacts import audio_digest
 from svtool.build import BuildOptions, SearchOptions, build
-from svtool.config import Profile
+from svtool.calibration import Calibration, read_cache, save_cache
+from svtool.config import GateConfig, Profile
 from svtool.errors import ArtifactError, SvtoolError, UsageError
 from svtool.search import CONFIRMED, SCORED
 from svtool.source import read_source
@@ -118,6 +122,33 @@ def test_no_map_within_the_budget_leaves_no_engine_and_says_what_was_measured(fo
     assert not list(folder.glob("int8.*plan*"))
     assert not list(folder.glob(".svtool-*"))
     assert first in json.dumps(json.loads((folder / "int8.search.json").read_text())["entries"]["rank"])
+
+
+@pytest.mark.case("Q10")
+def test_a_search_judged_by_its_calibration_audio_is_told(tmp_path: Path) -> None:
+    listed = tmp_path / "list.jsonl"
+    rows = []
+    for number in range(8):
+        samples = int16(tone(0.1 + number / 100)).tobytes()
+        (tmp_path / f"{number}.wav").write_bytes(wav(samples))
+        rows.append(json.dumps({"id": f"u{number}", "audio": f"{number}.wav", "text": "a"}))
+    listed.write_text("\n".join(rows))
+    heard = tuple(sorted(audio_digest(tmp_path / f"{number}.wav") for number in (2, 4)))
+    cache = tmp_path / "cache.json"
+    made = Calibration("", "l", "", {}, "max", None, 2, 9, {}, {"a": 1.0}, {}, audio_digests=heard)
+    save_cache(cache, made)
+    assert read_cache(cache) == made
+    budget = build_search.Budget(GateConfig(), str(listed))
+    said = build_search.overlap_warning(budget, cache, Notes())
+    assert said is not None
+    assert "2 of 8 utterances" in said
+    assert "(u2, u4)" in said
+    # those that the search takes: u0 and u4
+    some = build_search.overlap_warning(replace(budget, limit=2), cache, Notes())
+    assert some is not None
+    assert "1 of 2 utterances" in some
+    save_cache(cache, replace(made, audio_digests=()))
+    assert build_search.overlap_warning(budget, cache, Notes()) is None
 
 
 def test_a_search_needs_speech_with_texts(folder: Path) -> None:

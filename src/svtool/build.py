@@ -15,7 +15,7 @@ from typing import Any
 from svtool import manifest
 from svtool.build_ranges import Ranges, cache_of, find_ranges, refuse_bad
 from svtool.build_report import BuildReport
-from svtool.build_search import Budget, Searched, find_map
+from svtool.build_search import Budget, Searched, find_map, overlap_warning
 from svtool.calibration import read_cache
 from svtool.child import Finished, run_child
 from svtool.config import Config, GateConfig, Profile, load_config
@@ -208,6 +208,8 @@ class _Job:
         return done
 
     def search(self, budget: Budget, cache: Path) -> Searched:
+        if said := overlap_warning(budget, cache, self._notes.progress):
+            self._notes.warn(said)
         return find_map(
             self._source,
             budget,

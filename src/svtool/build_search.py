@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from svtool import __version__, manifest
-from svtool.calibration import MOST_LOSS_DB
+from svtool.calibration import MOST_LOSS_DB, read_cache
 from svtool.child import Finished, run_child
 from svtool.config import GateConfig
-from svtool.errors import ArtifactError, SvtoolError
+from svtool.errors import ArtifactError, SvtoolError, counted
+from svtool.lists import some
 from svtool.parity import INT8_TRUE_FROM, onnxruntime_version
 from svtool.progress import Progress
 from svtool.search import Found, Journal, Remembered, Signals, search
@@ -88,6 +89,22 @@ def find_map(
     reference = run_child("search_worker:reference", payload | {"layers": list(found.layers)}, progress).value
     _check_reference(source, cache, reference)
     return Searched(found, prepared, _facts(budget, payload, found, reference))
+
+
+def overlap_warning(budget: Budget, cache: Path, progress: Progress) -> str | None:
+    """What to say when the search would be judged by audio that the ranges were measured on."""
+    from svtool.utterances import read_utterances
+    from svtool.wer.overlap import shared_ids
+
+    utterances = read_utterances(budget.data)
+    judged = utterances.take(budget.limit) if budget.limit else utterances
+    shared = shared_ids(read_cache(cache).audio_digests, judged.utterances, progress)
+    if not shared:
+        return None
+    return (
+        f"{len(shared):,} of {counted(len(judged), 'utterance')} of {budget.data} calibrated the engine too "
+        f"({some(shared)}): the drift found there flatters it, and validate-wer refuses them; use another --drift-data"
+    )
 
 
 class _Measured:

@@ -10,7 +10,6 @@ from pathlib import Path
 from svtool.errors import SvtoolError, shown
 from svtool.lists import kaldi, tables, trees
 from svtool.lists.common import AUDIO_SUFFIXES, Entry, Fault, Listing, fault, some
-from svtool.lists.trees import read_trn
 
 __all__ = [
     "AUDIO_SUFFIXES",
@@ -18,13 +17,9 @@ __all__ = [
     "Fault",
     "Listing",
     "fault",
-    "read_kaldi_table",
     "read_listing",
-    "read_trn",
     "some",
 ]
-
-read_kaldi_table = kaldi.read_table
 
 
 def read_listing(path: Path, audio: Path | None = None) -> Listing:

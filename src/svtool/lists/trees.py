@@ -51,13 +51,6 @@ def _form(path: Path) -> str | None:
     return "Kaldi text" if name == "text" else None
 
 
-def read_trn(path: Path) -> tuple[dict[str, str], tuple[Fault, ...]]:
-    """SCTK's `words (id)` lines: texts by id, and what is wrong. Lines that begin with `;;` are comments."""
-    texts = _Texts()
-    _read_trn(path, texts)
-    return texts.by_key, tuple(texts.faults())
-
-
 @dataclass
 class _Texts:
     """Texts by key from one or more files."""
@@ -82,6 +75,7 @@ class _Texts:
 
 
 def _read_trn(path: Path, into: _Texts) -> None:
+    """SCTK's `words (id)` lines; those that begin with `;;` are comments."""
     for number, line in lines(read_text(path)):
         if line.lstrip().startswith(";;"):
             continue

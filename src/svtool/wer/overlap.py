@@ -5,7 +5,7 @@ Knows manifests and digests of audio. Knows nothing of texts or scores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,14 +29,12 @@ def overlap_notes(
     was calibrated; files that cannot be decoded are left to the side that will fail on them.
     """
     facts = {artifact: _calibration(artifact) for artifact in artifacts}
-    known = {
-        artifact: set(one["audio_digests"]) for artifact, one in facts.items() if one.get("audio_digests")
-    }
+    known = {artifact: one["audio_digests"] for artifact, one in facts.items() if one.get("audio_digests")}
     heard = _digests(utterances, progress) if known else {}
     notes = {}
     for artifact, one in facts.items():
         if artifact in known:
-            shared = [name for name, digest in heard.items() if digest in known[artifact]]
+            shared = _shared(heard, known[artifact])
             if shared and not allowed:
                 raise SvtoolError(_refusal(artifact, one, shared, len(utterances)))
             if shared:
@@ -47,6 +45,16 @@ def overlap_notes(
                 "its calibration set is not recorded, so it is not known whether it holds any of these utterances"
             )
     return notes
+
+
+def shared_ids(digests: Collection[str], utterances: Sequence[Utterance], progress: Progress) -> list[str]:
+    """Ids of the utterances whose audio is among `digests`."""
+    return _shared(_digests(utterances, progress), digests) if digests else []
+
+
+def _shared(heard: Mapping[str, str], digests: Collection[str]) -> list[str]:
+    wanted = set(digests)
+    return [name for name, digest in heard.items() if digest in wanted]
 
 
 def _calibration(artifact: Path) -> Mapping[str, Any]:
