@@ -18,6 +18,7 @@ from calibration_samples import Notes, noise, write_wave
 from svtool import graph as graphs
 from svtool import parity, precision, smooth
 from svtool.assets import Assets
+from svtool.audiofacts import audio_digest
 from svtool.calibration import (
     METHODS,
     Calibration,
@@ -28,6 +29,7 @@ from svtool.calibration import (
     import_scales,
     load_cache,
     matched_scales,
+    read_cache,
     read_samples,
     save_cache,
 )
@@ -412,6 +414,28 @@ def test_lists_are_read_lazily_with_reasons(tiny_assets: Assets, tmp_path: Path)
     assert (good.language, good.textnorm, loud.language, loud.textnorm) == (0, 15, 4, 14)
     assert good.feats.shape == (33, 560)
     assert good.feats.dtype == np.float32
+
+
+def test_a_cache_names_the_audio_that_was_used(model: Path, tmp_path: Path, tiny_assets: Assets) -> None:
+    tone = 0.2 * np.sin(np.arange(16000) * 0.3)
+    for name, samples in {"b": tone, "a": tone[:12000], "copy": tone, "silent": 0 * tone}.items():
+        write_wave(tmp_path / f"{name}.wav", samples)
+    rows = [json.dumps({"audio": f"{name}.wav"}) for name in ("b", "a", "copy", "silent")]
+    (tmp_path / "list.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    samples = read_samples(read_utterances(tmp_path / "list.jsonl"), tiny_assets)
+    made = calibrate(model, samples, threads=1, score=False)
+    assert made.used == 3
+    assert made.audio_digests == tuple(sorted(audio_digest(tmp_path / f"{name}.wav") for name in "ab"))
+    save_cache(tmp_path / "cache.json", made)
+    assert read_cache(tmp_path / "cache.json") == made
+
+
+def test_a_cache_from_before_audio_was_named_still_loads(model: Path, tmp_path: Path) -> None:
+    made = calibrate(model, noise(3), threads=1, score=False)
+    assert "audio_digests" not in made.to_json()
+    save_cache(tmp_path / "old.json", made)
+    assert "audio_digests" not in json.loads((tmp_path / "old.json").read_text())
+    assert read_cache(tmp_path / "old.json").digest == made.digest
 
 
 def loud_channels(folder: Path) -> Path:
