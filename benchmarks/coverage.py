@@ -5,8 +5,8 @@
 A set is drawn like this: every utterance has a length and a difficulty, which both sides feel alike; the baseline gets
 each token wrong with a chance that grows with difficulty; so do the chances that the candidate breaks a right token or
 mends a wrong one. Difficulty is 1 on average and knows nothing of length, so true drift is broken less mended.
-Rows that are not `promised` show where the interval is too narrow, which is
-what the report warns of. Writes benchmarks/results/coverage.json.
+Rows that are not `promised` show where the interval can be too narrow: hardly any change, or a rare and large one.
+Writes benchmarks/results/coverage.json.
 """
 
 from __future__ import annotations

@@ -117,6 +117,11 @@ class Flavor(str, Enum):
     classic = "classic"
 
 
+class Korean(str, Enum):
+    words = "words"
+    characters = "characters"
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of a report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto (the CPU; nothing moves to a GPU by itself).")]
@@ -496,6 +501,7 @@ def validate_wer(
     normaliser: Annotated[
         str, typer.Option(help="basic, none, english, chinese, chinese-simplified, or auto: by language.")
     ] = "basic",
+    korean: Annotated[Korean, typer.Option(help="What Korean is counted in.")] = Korean.words,
     config: Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")] = None,
     reports: Annotated[
         list[Path] | None,
@@ -540,7 +546,7 @@ def validate_wer(
 
     request = Request(
         baseline, candidate, data, budget, max_disagreement, min_sqnr, limit, language, normaliser, config,
-        device, threads, allow_overlap, results, jobs, tuple(by or ()),
+        device, threads, allow_overlap, results, jobs, tuple(by or ()), korean.value,
     )  # fmt: skip
     if references_only and reports:
         raise UsageError(

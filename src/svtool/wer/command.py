@@ -23,6 +23,7 @@ from svtool.wer.overlap import overlap_notes
 from svtool.wer.rates import RatesReport, measure
 from svtool.wer.saved import named as saved_texts
 from svtool.wer.saved import open_saved
+from svtool.wer.score import Korean
 from svtool.wer.sides import Role, Side
 
 _TINY_DATA = "tiny:drift"
@@ -47,6 +48,7 @@ class Request:
     results: Path | None = None  # every answer is kept here, and found here again
     jobs: int = 1  # processes, on a CPU
     columns: tuple[str, ...] = ()  # of the list, to break rates down by
+    korean: Korean = "words"
 
 
 def run(request: Request, progress: Progress) -> GateReport:
@@ -243,6 +245,7 @@ def _gate_options(work: _Work, limits: GateConfig, measured: Path | None) -> Gat
         min_sqnr_db=least,
         min_sqnr_why=why,
         normaliser=request.normaliser,
+        korean=request.korean,
         columns=tuple(dict.fromkeys((*own, *request.columns))),
         data=data,
     )
