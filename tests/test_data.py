@@ -151,6 +151,8 @@ def test_the_same_audio_with_the_same_text_is_only_noted(tmp_path: Path) -> None
     path = listed(tmp_path, *({"audio": "a.wav", "text": text, "id": text} for text in ("Yes.", "yes")))
     report = asked("check", path, code=0)
     assert names(report, "notes") == {"duplicate_audio": ["Yes. = yes"]}
+    listed(tmp_path, {"audio": "a.wav", "id": "1", "text": "yes"}, {"audio": "a.wav", "id": "2"})
+    assert set(names(asked("check", path, code=0), "notes")) == {"duplicate_audio", "no_text"}
 
 
 def test_a_list_that_cannot_be_read_or_holds_nothing(tmp_path: Path) -> None:
@@ -231,6 +233,27 @@ def test_faults_are_refused_or_left_out_and_counted(kaldi: Path, tmp_path: Path)
     said = runner.invoke(app, ["data", "convert", str(kaldi), "-o", str(tmp_path / "b.jsonl"), "--leave-out"])
     assert "left out: 2 utterances" in said.stdout
     assert "1 utterance cannot be cut out of its recording (u3)" in said.stdout
+
+
+def test_what_the_check_finds_is_what_is_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        put(tmp_path / f"{name}.wav", speech(0.5))
+    (tmp_path / "text.wav").write_text("this is no audio")
+    put(tmp_path / "empty.wav", speech(0.0))
+    rows = [
+        {"audio": f"{name}.wav", "id": name, "text": name} for name in ("a", "b", "text", "empty", "gone")
+    ]
+    rows += [
+        {"audio": "b.wav", "id": "b2", "text": "else"},
+        {"audio": "c.wav", "id": "a", "text": "second a"},
+    ]
+    path = listed(tmp_path, *rows)
+    checked = data_check.check(path)
+    report = data_convert.convert(path, tmp_path / "good.jsonl", leave_out=True)
+    assert report.faults == checked.faults
+    assert [one.id for one in read_utterances(tmp_path / "good.jsonl")] == ["a"]
+    assert report.left_out == 6
+    assert data_check.check(tmp_path / "good.jsonl").exit_code == 0
 
 
 def test_nothing_is_written_over_and_nothing_is_left_behind(kaldi: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ BUCKETS = (
     ("15 to 30 s", 30.0),
     ("over 30 s", float("inf")),
 )
+NORMALISER = "basic"
 LONG_S = 30.0  # calibration skips what is longer, recognition cuts it into segments
 _FASTEST = 35.0  # characters a second: nobody reads that fast, so the text is most likely another recording's
 _OFF_S, _OFF_SHARE = 0.5, 0.05  # of a duration column, against the audio
@@ -105,11 +106,9 @@ def check(spec: str | Path, audio: Path | None = None, progress: Progress | None
     progress = progress or Silent()
     found = survey(spec, audio)
     heard = _hear(found, progress)
-    pairs = list(zip(found.utterances, heard, strict=True))
-    decoded = [(one, what) for one, what in pairs if what is not None and what.error is None]
+    decoded = _decoded(found, heard)
     durations = sorted(what.duration_s for _, what in decoded)
-    normaliser = get_normaliser("basic")
-    texts = {one.id: normaliser(one.text) for one in found.utterances if one.text is not None}
+    texts = _texts(found)
     spoken: defaultdict[str, float] = defaultdict(float)
     for one, what in decoded:
         spoken[one.language or ""] += what.duration_s
@@ -128,7 +127,7 @@ def check(spec: str | Path, audio: Path | None = None, progress: Progress | None
         language_seconds={name: round(seconds, 3) for name, seconds in spoken.items()},
         sample_rates=dict(Counter(what.rate for _, what in decoded).most_common()),
         channels=dict(Counter(what.channels for _, what in decoded).most_common()),
-        normaliser=normaliser.id,
+        normaliser=get_normaliser(NORMALISER).id,
         faults=(
             *found.faults,
             *part_faults(found),
@@ -142,6 +141,23 @@ def check(spec: str | Path, audio: Path | None = None, progress: Progress | None
         ),
         remarks=found.notes,
     )
+
+
+def audio_faults(found: Survey, progress: Progress) -> tuple[Fault, ...]:
+    """What decoding the whole list finds wrong with it."""
+    heard = _hear(found, progress)
+    return (*_audio_faults(heard), *_same_audio(_decoded(found, heard), _texts(found), True))
+
+
+def _decoded(found: Survey, heard: Sequence[Heard | None]) -> list[tuple[Utterance, Heard]]:
+    pairs = zip(found.utterances, heard, strict=True)
+    return [(one, what) for one, what in pairs if what is not None and what.error is None]
+
+
+def _texts(found: Survey) -> dict[str, str]:
+    """Normalised, by id."""
+    normaliser = get_normaliser(NORMALISER)
+    return {one.id: normaliser(one.text) for one in found.utterances if one.text is not None}
 
 
 def _hear(found: Survey, progress: Progress) -> list[Heard | None]:
@@ -183,8 +199,9 @@ def _histogram(durations: Sequence[float]) -> dict[str, int]:
 
 def _audio_faults(heard: Sequence[Heard | None]) -> Iterator[Fault]:
     whats = [what for what in heard if what is not None]
-    broken = [f"{what.id}: {what.error}" for what in whats if what.error is not None]
-    yield from fault("undecodable", "audio file", broken, "cannot be decoded")
+    broken = [what for what in whats if what.error is not None]
+    messages, ids = [f"{what.id}: {what.error}" for what in broken], [what.id for what in broken]
+    yield from fault("undecodable", "audio file", messages, "cannot be decoded", ids)
     short = [what.id for what in whats if what.error is None and what.samples < MIN_SAMPLES]
     yield from fault("too_short", "utterance", short, "too short to hold a frame of speech")
 
@@ -253,14 +270,16 @@ def _same_audio(
     for one, what in decoded:
         if what.samples:
             groups[what.digest].append(one.id)
-    several = [ids for ids in groups.values() if len(ids) > 1]
     found = [
-        " = ".join(ids) for ids in several if (len({texts.get(one, "") for one in ids}) > 1) is contradicting
+        ids
+        for ids in groups.values()
+        if len(ids) > 1 and (len({texts[one] for one in ids if one in texts}) > 1) is contradicting
     ]
-    if contradicting:
-        yield from fault("contradicting_texts", "recording", found, "under several ids with different texts")
-    else:
-        yield from fault("duplicate_audio", "recording", found, "under several ids with the same text")
+    kind = "contradicting_texts" if contradicting else "duplicate_audio"
+    tail = f"under several ids with {'different texts' if contradicting else 'the same text'}"
+    yield from fault(
+        kind, "recording", [" = ".join(ids) for ids in found], tail, [one for ids in found for one in ids]
+    )
 
 
 # ---- for people

@@ -19,6 +19,7 @@ import numpy as np
 
 from svtool import manifest
 from svtool.audio import FloatArray
+from svtool.data_check import audio_faults
 from svtool.errors import AudioError, SvtoolError, UsageError, counted, shown
 from svtool.lists import Fault, fault
 from svtool.progress import Progress, Silent
@@ -70,12 +71,14 @@ def convert(
     found = survey(spec, audio)
     if found.faults and not leave_out:
         raise SvtoolError(_refusal(found, found.faults))
-    kept = _fit(found) if found.faults else found.utterances
+    # a faithful copy needs no decoding; one without faults does
+    listed = (*found.faults, *audio_faults(found, progress)) if leave_out else ()
+    kept = _fit(found, listed) if listed else found.utterances
     output.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{output.stem}-", dir=output.parent))
     try:
         written, short = _cut(kept, work, cuts, progress)
-        faults = (*found.faults, *fault("bad_part", "utterance", short, "cannot be cut out of its recording"))
+        faults = (*listed, *fault("bad_part", "utterance", short, "cannot be cut out of its recording"))
         if faults and not leave_out:
             raise SvtoolError(_refusal(found, faults))
         if not written:
@@ -90,9 +93,9 @@ def convert(
     return Report(output, found.path, len(written), cut, left, faults)
 
 
-def _fit(found: Survey) -> Sequence[Utterance]:
+def _fit(found: Survey, faults: Sequence[Fault]) -> Sequence[Utterance]:
     """Those that no fault concerns; of a doubled id the first."""
-    named = {name for one in found.faults if one.kind != "duplicate_id" for name in one.names}
+    named = {name for one in faults if one.kind != "duplicate_id" for name in (*one.names, *one.ids)}
     first: dict[str, Utterance] = {}
     for one in found.utterances:
         if one.id not in named and one.audio.is_file():

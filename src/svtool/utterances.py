@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import stat
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -301,9 +302,10 @@ def part_faults(found: Survey) -> Iterator[Fault]:
 def _size(path: Path) -> int | None:
     """Bytes of a file; None when there is none (or the name cannot be one)."""
     try:
-        return path.stat().st_size if path.is_file() else None
+        found = os.stat(path)
     except (OSError, ValueError):
         return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _digest(utterances: Sequence[Utterance], path: Path) -> str:

@@ -30,6 +30,7 @@ class Fault:
     kind: str  # a stable word for scripts
     words: str  # with the count, e.g. "2 duplicate ids"
     names: tuple[str, ...]
+    ids: tuple[str, ...] = ()  # of the utterances it is about, where names are more than ids
 
     def __str__(self) -> str:
         return f"{self.words} ({some(self.names)})"
@@ -45,11 +46,13 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
-def fault(kind: str, noun: str, names: Sequence[str], tail: str = "") -> Iterator[Fault]:
+def fault(
+    kind: str, noun: str, names: Sequence[str], tail: str = "", ids: Sequence[str] = ()
+) -> Iterator[Fault]:
     """One fault over all `names`, none when there are none: `yield from fault(...)`."""
     if names:
         words = f"{counted(len(names), noun)} {tail}".rstrip()
-        yield Fault(kind, words, tuple(names))
+        yield Fault(kind, words, tuple(names), tuple(ids))
 
 
 def some(names: Sequence[str]) -> str:
