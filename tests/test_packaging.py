@@ -91,6 +91,7 @@ def test_the_wheel_carries_the_model_and_its_notice(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "svtool/tiny_model/model.pt" in names
     assert "svtool/py.typed" in names
+    assert {"svtool/wer/page.css", "svtool/wer/schema.json"} <= set(names)
     assert sum(name.endswith(".g722") for name in names) == 281
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("tiny_model/NOTICE") for name in names)

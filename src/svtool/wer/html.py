@@ -143,8 +143,8 @@ def _list(lines: Sequence[str], kind: str) -> Html:
 # --- the three signals -------------------------------------------------------------------------
 
 _STATES = {
-    True: ("ok", "within the limit"),
-    False: ("bad", "beyond the limit"),
+    True: ("ok", "meets the limit"),
+    False: ("bad", "misses the limit"),
     None: ("open", "not measured"),
 }
 
@@ -232,6 +232,7 @@ def _sqnr_card(report: GateReport) -> Html:
         _meter(
             value, limit, f"limit {round(limit, 2):g} dB" if limit is not None else "", (0.0, 60.0), "SQNR"
         ),
+        f"The limit is {why}" if (why := report.options.min_sqnr_why) else "",
         "Signal to noise of the raw scores: how far the numbers moved before any word changed",
     )
 
@@ -319,9 +320,9 @@ def _changes(report: GateReport) -> Html:
         "p",
         element("b", f"{same:,}"),
         f" of {counted(sum(changes.values()), 'utterance')} have as many errors as before, ",
-        element("b", f"{better:,}", class_="better"),
+        element("b", f"{better:,}", class_="better" if better else None),
         " fewer, ",
-        element("b", f"{worse:,}", class_="worse"),
+        element("b", f"{worse:,}", class_="worse" if worse else None),
         " more.",
     )
     if not better and not worse:
@@ -442,7 +443,7 @@ def _player(one: Worst) -> Html:
     except AudioError as error:
         return element("p", f"No audio: {error}", class_="legend")
     source = "data:audio/flac;base64," + base64.b64encode(sound.flac).decode("ascii")
-    player = element("audio", src=source, controls=True, preload="none", aria_label=f"audio of {one.id}")
+    player = element("audio", src=source, controls=True, preload="metadata", aria_label=f"audio of {one.id}")
     note = f"The first {MOST_S:g} s of {sound.duration_s:.0f} s." if sound.cut else None
     return joined(player, element("p", note, class_="legend") if note else None)
 

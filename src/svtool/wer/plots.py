@@ -86,7 +86,9 @@ def axis(scale: Scale, labels: Mapping[float, str]) -> Html:
     return element(
         "div",
         *(
-            element("span", label, style=f"left:{scale.at(value):.2f}%", class_=_beside(scale.at(value)))
+            element(
+                "span", label, style=f"left:{scale.at(value):.2f}%", class_=_beside(scale.at(value), label)
+            )
             for value, label in labels.items()
             if scale.holds(value)
         ),
@@ -95,11 +97,11 @@ def axis(scale: Scale, labels: Mapping[float, str]) -> Html:
     )
 
 
-def _beside(at: float) -> str | None:
-    """Labels near the ends do not hang over them."""
-    if at < 15:
-        return "first"
-    return "last" if at > 85 else None
+def _beside(at: float, label: str) -> str | None:
+    """Long labels near the ends do not hang over them."""
+    if len(label) < 6 or 15 <= at <= 85:
+        return None
+    return "first" if at < 15 else "last"
 
 
 def bars(heights: Sequence[tuple[str, int, str]]) -> Html:

@@ -81,6 +81,8 @@ def signals_table(report: GateReport) -> Table:
     sqnr = sqnr_note(report) or f"{report.sqnr_db:.1f} dB"
     limit = "" if options.min_sqnr_db is None else f"≥ {round(options.min_sqnr_db, 2):g} dB"
     table.add("signal to noise of the raw scores (SQNR)", sqnr, limit)
+    if options.min_sqnr_why:
+        table.add("that limit is", options.min_sqnr_why, "")
     for tag, agreement in report.tag_agreement.items():
         if agreement is not None:
             table.add(_TAG_NAMES[tag], f"{agreement:.1f} % of utterances", "")
