@@ -102,6 +102,14 @@ def test_a_check_that_could_not_be_measured_is_an_error_not_a_pass() -> None:
     assert case.find("error").attrib == {"message": "not measured", "type": "inconclusive"}  # type: ignore[union-attr]
 
 
+def test_two_files_of_one_name_are_two_tests() -> None:
+    report = sound_report()
+    check = rich_report().checks[0]
+    root = ElementTree.fromstring(suite(replace(report, checks=(check, check))))
+    names = [case.attrib["name"] for case in root.iter("testcase")]
+    assert names == ["verdict", check.name, f"{check.name} (2)"]
+
+
 def test_characters_that_xml_cannot_hold_are_replaced() -> None:
     text = suite(replace(rich_report(), reasons=("bad \x07 \ud800 \ufffe ]]> & <b>",)))
     root = ElementTree.fromstring(text.encode("utf-8"))

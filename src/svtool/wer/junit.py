@@ -7,12 +7,12 @@ Knows the form that CI systems read. Knows nothing of how figures were measured.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
-from svtool import __version__
 from svtool.wer.gate import GateReport
 from svtool.wer.tables import provenance_table, signals_table
 
@@ -53,8 +53,11 @@ def suite(report: GateReport) -> str:
 
 def _cases(report: GateReport) -> Iterator[_Case]:
     yield _Case("verdict", _OUTCOMES[report.verdict], "\n".join(report.reasons))
+    seen: Counter[str] = Counter()
     for check in report.checks:
-        yield _Case(check.name, _OF_CHECKS[check.passed], check.message)
+        seen[check.name] += 1  # both sides often have one file name, and CI systems merge tests of one name
+        name = check.name if seen[check.name] == 1 else f"{check.name} ({seen[check.name]})"
+        yield _Case(name, _OF_CHECKS[check.passed], check.message)
 
 
 def _add_case(under: ElementTree.Element, case: _Case) -> None:
@@ -63,14 +66,14 @@ def _add_case(under: ElementTree.Element, case: _Case) -> None:
         ElementTree.SubElement(added, "system-out").text = _clean(case.message)
         return
     kind = "inconclusive" if case.outcome == "error" else "limit"
-    said = {"message": _clean(case.message), "type": kind}
+    said = {"message": _clean(case.message.partition("\n")[0]), "type": kind}
     ElementTree.SubElement(added, case.outcome, said).text = _clean(case.message)
 
 
 def _add_properties(under: ElementTree.Element, report: GateReport) -> None:
     properties = ElementTree.SubElement(under, "properties")
     rows = [(row[0], row[1]) for row in provenance_table(report).rows]
-    for name, value in (("verdict", report.verdict), *rows, ("version", __version__)):
+    for name, value in (("verdict", report.verdict), *rows):
         ElementTree.SubElement(properties, "property", {"name": _clean(name), "value": _clean(value)})
 
 

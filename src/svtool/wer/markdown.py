@@ -35,8 +35,9 @@ def summary(report: GateReport) -> str:
     groups += [(f"By {name}", found) for name, found in report.by_column.items()]
     parts = [
         f"### {_plain(title)} against {_plain(report.baseline.side.name)}",
-        *(_plain(reason) for reason in report.reasons[:_MOST_LINES]),
-        "\n".join(f"- {_plain(warning)}" for warning in report.warnings[:_MOST_LINES]),
+        _plain(report.reasons[0]) if report.reasons else "",
+        _lines("", report.reasons[1:]),
+        _lines("Before you trust it:", report.warnings),
         _table(signals_table(report)),
         _table(sides_table(report)),
         _folded("By language, duration and column", [_groups(*one) for one in groups if one[1]]),
@@ -44,6 +45,13 @@ def summary(report: GateReport) -> str:
         _folded("How it was measured", [_table(conditions_table(report)), _table(provenance_table(report))]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _lines(title: str, lines: Sequence[str]) -> str:
+    found = [f"- {_plain(line)}" for line in lines[:_MOST_LINES]]
+    more = len(lines) - len(found)
+    found += [f"- and {more:,} more"] if more else []
+    return "\n".join([f"{title}\n"] * bool(title) + found) if found else ""
 
 
 def _plain(text: str) -> str:
