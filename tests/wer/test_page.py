@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from report_samples import HOSTILE, rich_report, silent_report, sound_report
+from wer_doubles import side, utterances
 
 from svtool.audio import decode_audio
 from svtool.wer import sound
 from svtool.wer.elements import Html, element, joined, visible
+from svtool.wer.gate import validate
 from svtool.wer.html import _bins, _common_scale, _marked, page
 from svtool.wer.plots import Scale, track
 from svtool.wer.score import align
@@ -131,6 +133,25 @@ def test_the_verdict_stands_first_and_in_the_title(verdict: str) -> None:
     assert f"<title>{verdict.upper()}: b against a</title>" in text
     assert f'<header class="{verdict}">' in text
     assert text.index(f">{verdict.capitalize()}</span>") < text.index("Three signals")
+
+
+def test_too_little_data_is_never_shown_as_within_the_budget() -> None:
+    few = validate(side("a", ["one two"] * 20), side("b", ["one two"] * 20), utterances(["one two"] * 20))
+    outline = Outline(page(few))
+    assert few.verdict == "inconclusive"
+    assert "too little data" in outline.text
+    assert "within the budget" not in outline.text
+    assert "within the budget" in Outline(page(sound_report())).text
+    itself = replace(few, verdict="pass")
+    assert "too little data" not in Outline(page(itself)).text
+
+
+def test_what_stood_in_for_an_artifact_is_named() -> None:
+    saved = side("a", ["one"], executed=False, conditions={"saved_texts": "a.jsonl"})
+    report = validate(saved, side("b", ["one"], executed=False), utterances(["one"]))
+    outline = Outline(page(report))
+    assert "not known (saved texts)" in outline.text
+    assert "not known (twin)" in outline.text
 
 
 def test_many_reasons_do_not_hide_the_page() -> None:

@@ -62,9 +62,16 @@ def sides_table(report: GateReport) -> Table:
             f"{counts.errors:,} of {counts.reference_tokens:,}",
             with_interval(percent(counts), score.interval, scale=100.0),
             f"{counts.substitutions:,} / {counts.deletions:,} / {counts.insertions:,}",
-            _short_provider(score.side.provider) + ("" if score.side.executed else " (twin)"),
+            _short_provider(score.side.provider) + _in_place(score),
         )
     return table
+
+
+def _in_place(score: SideScore) -> str:
+    """What stood in for the artifact itself."""
+    if score.side.executed:
+        return ""
+    return " (saved texts)" if "saved_texts" in score.side.conditions else " (twin)"
 
 
 def signals_table(report: GateReport) -> Table:
