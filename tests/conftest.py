@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     if "SVTOOL_CACHE" not in os.environ:
         os.environ["SVTOOL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_works() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that: the tests of Ctrl-C need it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
