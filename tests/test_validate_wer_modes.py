@@ -47,6 +47,13 @@ def test_results_are_kept_found_again_and_serve_as_a_side(tiny_model: Path, tmp_
     assert "results of another comparison (baseline: conditions" in said
 
 
+def test_a_report_never_takes_the_place_of_the_results(tiny_model: Path, tmp_path: Path) -> None:
+    same = tmp_path / "one.json"
+    code, report, said = gate(tiny_model, tiny_model, *SHORT, "--results", same, "--report", same)
+    assert (code, report, same.exists()) == (2, {}, False)
+    assert "would overwrite" in said
+
+
 def test_texts_of_transcribe_serve_as_a_side(tiny_model: Path, tmp_path: Path) -> None:
     from svtool.utterances import read_utterances
 

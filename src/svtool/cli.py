@@ -553,7 +553,7 @@ def validate_wer(
             "--report shows a comparison, and --references-only is none: use --json for its rates"
         )
     require_writable(
-        reports or (), audio=audio, inputs=[Path(one) for one in (baseline, candidate, data) if one]
+        reports or (), audio=audio, inputs=[Path(one) for one in (baseline, candidate, data, results) if one]
     )
     if references_only:
         with RichProgress(quiet=quiet) as progress:

@@ -18,6 +18,7 @@ import pytest
 from wer_doubles import side, utterances
 
 from svtool.errors import SvtoolError
+from svtool.progress import Silent
 from svtool.utterances import Utterance
 from svtool.wer.gate import GateOptions, GateReport, validate
 from svtool.wer.journal import SCHEMA, Results
@@ -70,6 +71,23 @@ def test_a_stopped_run_goes_on_with_what_is_missing_and_ends_alike(tmp_path: Pat
     again = Counting(SAID)
     assert to_json(compare(path, again)) == to_json(resumed)
     assert again.asked == []
+
+
+def test_an_interrupted_run_says_where_its_answers_are(tmp_path: Path) -> None:
+    class Noting(Silent):
+        said: list[str] = []  # noqa: RUF012 - one instance
+
+        def note(self, message: str) -> None:
+            self.said.append(message)
+
+    def interrupted(asked: Sequence[Utterance]) -> Iterator[tuple[int, Answer]]:
+        yield 0, Answer("one")
+        raise KeyboardInterrupt
+
+    listed, path = utterances(TEXTS), tmp_path / "results.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        validate(side("a", TEXTS), Side("b", interrupted), listed, OPTIONS, Noting(), results=path)
+    assert Noting.said == [f"the answers so far are kept in {path}: the same command goes on there"]
 
 
 def test_the_file_holds_one_line_per_side_and_utterance_and_the_counts(tmp_path: Path) -> None:

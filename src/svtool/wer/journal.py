@@ -190,10 +190,15 @@ def fill(results: Results, role: Role, side: Side, progress: Progress) -> None:
     unit = " (seconds of audio)" if timed else ""
     progress.stage(f"Transcribing with {side.name}{unit}", sum(lengths) if timed else len(asked))
     failed = 0
-    for at, answer in each_once(side.name, side.transcribe, asked) if asked else ():
-        results.put(role, missing[at], answer)
-        failed += answer.error is not None
-        progress.advance(lengths[at] if timed else 1)
+    try:
+        for at, answer in each_once(side.name, side.transcribe, asked) if asked else ():
+            results.put(role, missing[at], answer)
+            failed += answer.error is not None
+            progress.advance(lengths[at] if timed else 1)
+    except KeyboardInterrupt:
+        if results.path is not None:
+            progress.note(f"the answers so far are kept in {results.path}: the same command goes on there")
+        raise
     if failed == len(results.utterances):
         first = results.read(role, 0).error
         raise SvtoolError(f"{side.name} failed on every utterance; the first error was: {first}")

@@ -22,13 +22,18 @@ def require_writable(reports: Sequence[Path], *, audio: bool, inputs: Sequence[P
     for path in reports:
         if path.suffix.lower() not in _SUFFIXES:
             raise UsageError(f"no form of report for {path}: name a file that ends in {', '.join(_SUFFIXES)}")
-        if any(path.exists() and one.exists() and path.samefile(one) for one in inputs):
+        if any(_same(path, one) for one in inputs):
             raise UsageError(f"the report {path} would overwrite what this command reads: name another file")
         _require_folder(path)
     if len({path.resolve() for path in reports}) < len(reports):
         raise UsageError("two reports of one name: name each file once")
     if audio and not any(path.suffix.lower() in PAGES for path in reports):
         raise UsageError("--audio puts sounds on a page: give one as well, --report FILE.html")
+
+
+def _same(path: Path, other: Path) -> bool:
+    both_there = path.exists() and other.exists()
+    return path.samefile(other) if both_there else path.resolve() == other.resolve()
 
 
 def _require_folder(path: Path) -> None:
