@@ -159,6 +159,24 @@ def test_a_search_needs_speech_with_texts(folder: Path) -> None:
         build(folder, options())
 
 
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"drift": float("nan")}, "the drift budget is in points and cannot be nan"),
+        ({"drift": -1.0}, "cannot be -1"),
+        ({"max_disagreement": float("inf")}, "the limit on disagreement cannot be inf"),
+        ({"min_sqnr_db": -3.0}, "the limit on SQNR cannot be -3"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused_before_anything_runs(
+    folder: Path, limits: dict[str, float], words: str
+) -> None:
+    notes = Notes()
+    with pytest.raises(UsageError, match=words):
+        build(folder, options(**limits), notes)
+    assert not any(line.startswith("search") for line in notes.seen)
+
+
 def test_a_search_refuses_runtimes_that_score_int8_wrongly(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from svtool.source import Source, read_source
 from svtool.staging import staging
 from svtool.tiny import hardest_part
 from svtool.verify import verify
+from svtool.wer.checks import GateOptions
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
 HEADS = ("greedy", "logits")
@@ -274,6 +275,12 @@ def _budget(source: Source, options: BuildOptions) -> Budget:
         asked.drift,
         known.max_disagreement if asked.max_disagreement is None else asked.max_disagreement,
         known.min_sqnr_db if asked.min_sqnr_db is None else asked.min_sqnr_db,
+    )
+    # a limit that means nothing is refused before hours of measuring
+    GateOptions(
+        budget=limits.drift_budget,
+        max_disagreement=limits.max_disagreement,
+        min_sqnr_db=limits.min_sqnr_db,
     )
     return Budget(limits, data, hardest_part(data), asked.limit, asked.seed)
 
