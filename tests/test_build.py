@@ -566,10 +566,11 @@ def test_a_plan_for_one_kind_of_gpu(folder: Path) -> None:
     chosen = BuildOptions(profiles=SMALL, output=output, compute_capability=("8.9",), flavor="rtx", threads=1)
     report = build(folder, chosen)
     assert report.compute_capability == manifest.read_manifest(output)["compute_capability"] == "8.9"
-    with pytest.raises(
-        ArtifactError, match=r"cannot build for compute capability 9\.0: it knows 7\.5, 8\.0, "
-    ):
-        build(folder, replace(chosen, compute_capability=("8.9", "9.0")))
+    before = files(folder)
+    for wrong in ("9.0", "foo", "89"):
+        with pytest.raises(UsageError, match=rf"for compute capability {wrong}: it knows 7\.5, 8\.0, "):
+            build(folder, replace(chosen, compute_capability=("8.9", wrong)))
+    assert files(folder) == before
 
 
 def test_options_of_the_other_library_are_usage_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

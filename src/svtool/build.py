@@ -20,8 +20,16 @@ from svtool.calibration import read_cache
 from svtool.child import Finished, run_child
 from svtool.config import Config, GateConfig, Profile, load_config
 from svtool.errors import ArtifactError, SvtoolError, UsageError
-from svtool.flavor import CLASSIC, Flavor, choose_flavor, compute_capability, has_cuda_device
+from svtool.flavor import (
+    CLASSIC,
+    Flavor,
+    choose_flavor,
+    compute_capability,
+    has_cuda_device,
+    import_flavor,
+)
 from svtool.parity import INT8_TRUE_FROM
+from svtool.plan import known_targets
 from svtool.profiles import activation_bytes, check_profiles, megabytes, profile_shapes
 from svtool.progress import Progress, Silent
 from svtool.source import Source, read_source
@@ -255,6 +263,13 @@ def _check_flavor(options: BuildOptions, flavor: Flavor) -> None:
         raise UsageError(
             "--compute-capability is for TensorRT-RTX: TensorRT builds for the GPU at hand, so build there"
         )
+    if options.compute_capability:
+        known = known_targets(import_flavor(flavor))
+        if unknown := [one for one in options.compute_capability if one not in known]:
+            raise UsageError(
+                f"{flavor.title} cannot build for compute capability {', '.join(unknown)}: "
+                f"it knows {', '.join(sorted(known, key=float))}"
+            )
     if flavor is not CLASSIC and options.timing_cache is not None:
         raise UsageError("--timing-cache is for TensorRT: TensorRT-RTX measures no kernels while it builds")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svtool.build_search import describe
+from svtool.flavor import RTX_PORTABLE
 from svtool.profiles import megabytes
 from svtool.search import Found, Step
 
@@ -66,7 +67,7 @@ def render(report: BuildReport) -> RenderableType:
 
     table = Table(title=f"{report.plan.name}: {report.precision}", show_header=False, title_justify="left")
     table.add_column(style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")  # a path is never cut: it is there to be copied
     for name, value in _rows(report):
         table.add_row(name, value)
     return Group(table, _path(report.search)) if report.search else table
@@ -95,7 +96,7 @@ def _rows(report: BuildReport) -> list[tuple[str, str]]:
         )
     return [
         *rows,
-        ("ranges", report.calibration or "none"),
+        ("ranges", report.calibration or "none: what could be too large for fp16 stays float32"),
         (
             "against float32",
             f"{sqnr} dB, {report.parity['argmax_agreement']:.2f} % of frames agree (random features, "
@@ -145,5 +146,5 @@ def _cells(step: Step) -> tuple[str, ...]:
 
 def _targets(capability: str | None) -> str:
     if capability == "portable":
-        return "compute capability 8.0, 8.6, 8.9 and 12.x"
+        return f"compute capability {RTX_PORTABLE}"
     return f"compute capability {capability}"

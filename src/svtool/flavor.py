@@ -28,6 +28,7 @@ class Flavor:
 
 RTX = Flavor("rtx", "tensorrt_rtx", "TensorRT-RTX", "trt-rtx")
 CLASSIC = Flavor("classic", "tensorrt", "TensorRT", "trt")
+RTX_PORTABLE = "8.0, 8.6, 8.9 and 12.x"  # compute capabilities of a plan that names none
 FLAVORS = {flavor.name: flavor for flavor in (RTX, CLASSIC)}
 
 

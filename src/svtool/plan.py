@@ -200,24 +200,15 @@ def _configure(trt: Any, flavor: Flavor, config: Any, payload: Mapping[str, Any]
         _set_targets(trt, flavor, config, targets)
 
 
-def _set_targets(trt: Any, flavor: Flavor, config: Any, targets: Sequence[str]) -> None:
-    """`8.9` -> SM89. Only TensorRT-RTX builds for machines other than this one."""
+def known_targets(trt: Any) -> dict[str, Any]:
+    """`8.9` -> SM89, for every machine that this library builds for; empty where it builds for the one at hand."""
     kinds = getattr(trt, "ComputeCapability", None)
-    if kinds is None or not hasattr(config, "set_compute_capability"):
-        raise ArtifactError(
-            f"{flavor.title} {version(trt)} builds for the GPU at hand: leave out --compute-capability"
-        )
-    known = {
-        name[2:-1] + "." + name[-1]: getattr(kinds, name)
-        for name in dir(kinds)
-        if name.startswith("SM") and name[2:].isdigit()
-    }
-    unknown = [target for target in targets if target not in known]
-    if unknown:
-        raise ArtifactError(
-            f"{flavor.title} {version(trt)} cannot build for compute capability {', '.join(unknown)}: "
-            f"it knows {', '.join(sorted(known, key=float))}"
-        )
+    names = [name for name in dir(kinds) if name.startswith("SM") and name[2:].isdigit()]
+    return {f"{name[2:-1]}.{name[-1]}": getattr(kinds, name) for name in names}
+
+
+def _set_targets(trt: Any, flavor: Flavor, config: Any, targets: Sequence[str]) -> None:
+    known = known_targets(trt)
     config.num_compute_capabilities = len(targets)
     for index, target in enumerate(targets):
         if not config.set_compute_capability(known[target], index):

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from svtool.errors import AudioError, SvtoolError
-from svtool.flavor import FLAVORS, import_flavor, is_installed, version
+from svtool.flavor import FLAVORS, RTX_PORTABLE, import_flavor, is_installed, version
 
 if TYPE_CHECKING:
     from svtool.progress import Progress
 
 CPU = "CPUExecutionProvider"
 _RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.")
-RTX_RUNS_ON = "7.5, 8.0, 8.6, 8.9 and 12.x"
+RTX_RUNS_ON = f"{RTX_PORTABLE} (7.5 on request)"
 # what the build and the runtime call; TensorRT 11 has all of them, and so has 10.3
 _TENSORRT_NAMES = (
     *("Builder.build_serialized_network", "Builder.create_network", "Builder.create_optimization_profile"),

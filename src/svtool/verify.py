@@ -113,12 +113,14 @@ def verify(
             f"{plan} is no plan: svtool verify runs .plan files; compare other artifacts with  svtool validate-wer"
         )
     described = manifest.read_manifest(plan)
+    # before anybody carries a damaged file to another machine
+    manifest.check_digest(plan, described.get("sha256"))
+    twin_path = _twin_of(plan, described)
     if not has_cuda_device():
         raise ArtifactError(
             f"{plan} can only be verified on an NVIDIA GPU, and no CUDA device answers here: copy its folder to the "
             f"target and run  svtool verify {plan.name}  there"
         )
-    twin_path = _twin_of(plan, described)
     frontend = Frontend(read_assets(plan.parent, name=plan.parent.resolve().name).cmvn)
     from svtool.backends.trt import open_plan
 
