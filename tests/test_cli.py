@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from svtool import tiny
+from svtool import __version__, tiny
 from svtool.cli import app
 
 runner = CliRunner()
@@ -58,6 +58,28 @@ def test_every_command_is_there_and_has_an_example() -> None:
 def test_an_unknown_option_is_a_usage_error() -> None:
     assert runner.invoke(app, ["export", "--nonsense"]).exit_code == 2
     assert runner.invoke(app, ["nonsense"]).exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_needs_no_command(option: str) -> None:
+    run = subprocess.run([sys.executable, "-m", "svtool", option], capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == (f"svtool {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        (["help"], "svtool --help"),
+        (["help", "export"], "svtool export --help"),
+        (["help", "data", "check"], "svtool data --help"),
+        (["help", "nonsense"], "svtool --help"),
+    ],
+)
+def test_help_as_a_command_names_the_option(typed: list[str], advice: str) -> None:
+    result = runner.invoke(app, typed)
+    assert result.exit_code == 2
+    assert f"  {advice}" in result.stderr
+    assert runner.invoke(app, advice.split()[1:]).exit_code == 0
 
 
 def test_transcribe_prints_text_on_stdout_only(tiny_model: Path, clips: list[Path]) -> None:

@@ -37,6 +37,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 class _Group(TyperGroup):
     """Turns svtool's errors into one line on stderr and an exit code."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] == "help":
+            known = [one for one in args[1:2] if one in self.commands]
+            ctx.fail(f"help is an option here:  {' '.join(['svtool', *known, '--help'])}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -132,14 +138,21 @@ Threads = Annotated[
 Settings = Annotated[Path | None, typer.Option(help="TOML settings, see configs/.")]
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
-    if version:
+def _print_version(asked: bool) -> None:
+    # as the option's own callback, which runs before a missing command is an error
+    if asked:
         typer.echo(f"svtool {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
 
 
 @app.command(epilog="Example:  svtool export FunAudioLLM/SenseVoiceSmall -o engines/sensevoice")
