@@ -7,7 +7,7 @@ from svtool.wer.layout import Column, Table, folded
 
 
 def table() -> Table:
-    one = Table("Title", (Column("", text=True), Column("extra figures", drop=1), Column("drift")))
+    one = Table("Title", (Column("", text=True), Column("extra figures", yields=True), Column("drift")))
     one.add("sensevoice-small-int8.plan", "1,234", "+0.00 (+0.00 to +0.00)")
     one.add("短い名前 b", "5", "-1.00 (-2.00 to +0.00)")
     return one
@@ -33,16 +33,22 @@ def test_no_line_is_wider_than_the_terminal_nor_ends_in_a_space(width: int) -> N
         assert line == line.rstrip()
 
 
-def test_figures_are_never_parted_and_what_has_no_room_is_named() -> None:
-    wide, narrow = table().lines(80), table().lines(40)
-    assert any("1,234" in line for line in wide)
-    assert table()._left_out(80) == ""
-    assert not any("1,234" in line for line in narrow)
-    assert table()._left_out(40) == "(too narrow for: extra figures)"
-    assert all(any("+0.00 (+0.00 to +0.00)" in line for line in lines) for lines in (wide, narrow))
+@pytest.mark.parametrize("width", [28, 40, 50, 60, 80])
+def test_no_figure_is_lost_at_any_width(width: int) -> None:
+    lines = table().lines(width)
+    for figure in ("1,234", "+0.00 (+0.00 to +0.00)", "-1.00 (-2.00 to +0.00)"):
+        assert sum(figure in line for line in lines) == 1
 
 
-def test_too_narrow_for_columns_is_one_figure_under_the_other_and_complete() -> None:
+def test_the_figure_that_yields_stands_beneath_its_row_and_keeps_its_name() -> None:
+    lines = table().lines(44)
+    assert lines[0].endswith("drift")
+    at = next(number for number, line in enumerate(lines) if "+0.00 (+0.00 to +0.00)" in line)
+    assert "  extra figures: 1,234" in lines[at + 1 : at + 4]
+
+
+def test_too_narrow_for_columns_is_one_figure_under_the_other() -> None:
     lines = table().lines(25)
     assert "  extra figures: 1,234" in lines
-    assert table()._left_out(25) == ""
+    assert lines[lines.index("  drift:") + 1].startswith("    +0.00")
+    assert "─" not in "".join(lines)

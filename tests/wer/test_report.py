@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -137,7 +138,17 @@ def test_a_person_sees_all_of_it_at_any_width(width: int) -> None:
 def test_no_word_is_broken_where_a_line_would_hold_it(width: int) -> None:
     wide = set(re.findall(r"[a-z]{4,}", shown(report(), 1000)))
     narrow = set(re.findall(r"[a-z]{4,}", shown(report(), width)))
-    assert narrow <= wide | {"narrow"}  # `(too narrow for: ...)` is said only there
+    assert narrow <= wide
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100])
+def test_every_figure_is_told_at_any_width(width: int) -> None:
+    figures = re.compile(r"[-+]?\d[\d,.]*")
+    wide, narrow = (Counter(figures.findall(shown(report(), columns))) for columns in (300, width))
+    assert not wide - narrow  # names that stand in every row may hold figures (95 %)
+    flat = " ".join(shown(report(), 40).split())
+    for name in ("errors: ", "wrong / missing / extra: ", "ran on: ", "utterances: ", "before → after: "):
+        assert name in flat
 
 
 def test_conditions_are_said_once_and_in_words() -> None:

@@ -1,4 +1,4 @@
-"""Tables that stay readable at any width: cells fold between words, and what has no room is named, not cut.
+"""Tables that stay readable and complete at any width: what has no room beside goes beneath, nothing is cut.
 
 Knows text and columns of the terminal. Knows nothing of what the figures mean.
 """
@@ -6,7 +6,7 @@ Knows text and columns of the terminal. Knows nothing of what the figures mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,11 @@ _SHORT = 12  # cells of a text that stays whole; a longer word may be broken whe
 
 @dataclass(frozen=True)
 class Column:
-    """`text` folds between words, other cells stay on one line. The highest `drop` is the first left out."""
+    """`text` folds between words, other cells stay on one line. A column that `yields` goes beneath its row first."""
 
     name: str
     text: bool = False
-    drop: int = 0  # 0 = never left out
+    yields: bool = False
 
 
 class Table:
@@ -46,37 +46,27 @@ class Table:
         if self.legend:
             yield Text("\n".join(folded(self.legend, width)), style="dim")
         yield from (Text(line, no_wrap=True, overflow="ignore") for line in self.lines(width))
-        if left_out := self._left_out(width):
-            yield Text("\n".join(folded(left_out, width)), style="dim")
 
     def lines(self, width: int) -> list[str]:
-        kept = self._kept(width)
-        if not self._fits(kept, width):
+        """Columns where they fit, but for one that may stand beneath its row; else one figure under the other."""
+        beside = self._beside(width)
+        if beside is None:
             return self._stacked(width)
-        widths = self._widths(kept, width)
-        header = [self.columns[index].name for index in kept]
-        found = self._line(kept, header, widths)
+        widths = self._widths(beside, width)
+        header = [self.columns[index].name for index in beside]
+        found = []
         if any(header):
+            found = self._line(beside, header, widths)
             found.append(_INDENT + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1)))
-        else:
-            found.clear()
         for row in self.rows:
-            found += self._line(kept, [row[index] for index in kept], widths)
+            found += self._line(beside, [row[index] for index in beside], widths)
+            found += self._beneath(row, [one for one in range(len(row)) if one not in beside], width)
         return found
 
-    def _left_out(self, width: int) -> str:
-        kept = self._kept(width)
-        names = [column.name for index, column in enumerate(self.columns) if index not in kept]
-        return f"(too narrow for: {'; '.join(names)})" if names and self._fits(kept, width) else ""
-
-    def _kept(self, width: int) -> list[int]:
-        kept = list(range(len(self.columns)))
-        while not self._fits(kept, width):
-            droppable = [index for index in kept if self.columns[index].drop]
-            if not droppable:
-                break
-            kept.remove(max(droppable, key=lambda index: self.columns[index].drop))
-        return kept
+    def _beside(self, width: int) -> list[int] | None:
+        every = list(range(len(self.columns)))
+        fewer = [index for index in every if not self.columns[index].yields]
+        return next((kept for kept in (every, fewer) if self._fits(kept, width)), None)
 
     def _fits(self, kept: Sequence[int], width: int) -> bool:
         return sum(self._minimum(index, width) for index in kept) <= _room(kept, width)
@@ -115,13 +105,24 @@ class Table:
         return found
 
     def _stacked(self, width: int) -> list[str]:
-        """A terminal too narrow for any table: one cell under the other."""
+        """A terminal too narrow for columns: one cell under the other."""
         found = []
         for row in self.rows:
             found += folded(row[0], width)
-            for column, cell in zip(self.columns[1:], row[1:], strict=True):
-                said = f"{column.name}: {cell}" if column.name else cell
-                found += [_GAP + line for line in folded(said, width - len(_GAP))] if cell else []
+            found += self._beneath(row, range(1, len(row)), width)
+        return found
+
+    def _beneath(self, row: Sequence[str], indices: Iterable[int], width: int) -> list[str]:
+        found = []
+        for index in indices:
+            name, cell = self.columns[index].name, row[index]
+            said = f"{name}: {cell}" if name else cell
+            if cell and _cells(said) <= width - len(_GAP):
+                found.append(_GAP + said)
+            elif cell:  # a figure is not parted for its name's sake
+                heading = folded(f"{name}:", width - len(_GAP)) if name else []
+                found += [_GAP + line for line in heading]
+                found += [2 * _GAP + line for line in folded(cell, width - 2 * len(_GAP))]
         return found
 
 

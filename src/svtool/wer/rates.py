@@ -264,10 +264,10 @@ def _table(title: str, rates: Sequence[Rate]) -> Table:
     one = metrics.pop() if len(metrics) == 1 else None
     columns = (
         Column("", text=True),
-        Column("utterances", drop=1),
-        Column(units(one or "MER"), drop=3),
+        Column("utterances"),
+        Column(units(one or "MER")),
         Column(f"{one or 'error rate'} % (95 % interval)"),
-        Column("wrong / missing / extra", drop=2),
+        Column("wrong / missing / extra", yields=True),
     )
     table = Table(title, columns)
     for rate in rates:

@@ -46,10 +46,10 @@ def sides_table(report: GateReport) -> Table:
     metric = report.whole.metric
     columns = (
         Column("", text=True),
-        Column("errors", drop=2),
+        Column("errors"),
         Column(f"{metric} % (95 % interval)"),
-        Column("wrong / missing / extra", drop=3),
-        Column("ran on", text=True, drop=1),
+        Column("wrong / missing / extra", yields=True),
+        Column("ran on", text=True),
     )
     kinds = units(metric)
     table = Table(
@@ -130,11 +130,11 @@ def groups_table(title: str, groups: Sequence[Group]) -> Table:
     one = metrics.pop() if len(metrics) == 1 else None
     columns = (
         Column("", text=True),
-        Column("utterances", drop=2),
-        Column(units(one or "MER"), drop=3),
-        Column(f"{one or 'error rate'} % before → after", drop=1),
+        Column("utterances"),
+        Column(units(one or "MER")),
+        Column(f"{one or 'error rate'} % before → after"),
         Column("drift (95 % interval), points"),
-        Column("more wrong / missing / extra", drop=4),
+        Column("more wrong / missing / extra", yields=True),
     )
     table = Table(title, columns)
     for group in groups:
