@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import unicodedata
 from pathlib import Path
 
@@ -259,3 +260,43 @@ def test_the_digest_of_a_tree_does_not_depend_on_its_place(librispeech: Path, tm
     librispeech.rename(moved)
     assert read_utterances(moved).digest == digest
     assert read_utterances(os.path.relpath(moved)).digest == digest
+
+
+def test_languages_that_are_misspelt_or_unknown_are_told_with_their_count(tmp_path: Path) -> None:
+    spelled = ["zn", "ZN", "<|zn|>", "jp", "kr", "cn", "zh-CN", "en_US", None, "de", "de-DE", "fr", "auto"]
+    put(tmp_path / "a.wav")
+    rows = [{"id": at, "audio": "a.wav", "language": one} for at, one in enumerate(spelled)]
+    listed = put(tmp_path / "l.jsonl", "\n".join(map(json.dumps, rows)))
+    found = read_utterances(listed)
+    assert [one.language for one in found][:8] == ["zh", "zh", "zh", "ja", "ko", "zh", "zh", "en"]
+    assert found.notes == (
+        "language 'zn' is read as 'zh' (3 utterances)",
+        "language 'jp' is read as 'ja' (1 utterance)",
+        "language 'kr' is read as 'ko' (1 utterance)",
+        "language 'cn' is read as 'zh' (1 utterance)",
+        "3 utterances in a language that the model does not know: de (2), fr (1); it knows zh, en, yue, ja, ko",
+    )
+    assert found.take(2).notes == found.notes
+    assert survey(listed).notes == found.notes[:4]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"audio": 5, "text": [1]}, "the audio is 5, a number, not a string"),
+        ({"audio_filepath": ["a"]}, 'the audio is ["a"], a list, not a string'),
+        ({"audio": True}, "the audio is true, true or false, not a string"),
+        ({"audio": {"path": "a.wav"}}, 'the audio is {"path": "a.wav"}, an object, not a string'),
+        ({"audio": "a.wav", "text": [1]}, "the text is [1], a list, not a string"),
+        ({"audio": "a.wav", "id": {"a": 1}}, 'the id is {"a": 1}, an object, not a string'),
+        ({"audio": None}, "no audio file is named"),
+        ({"audio": " "}, "no audio file is named"),
+    ],
+)
+def test_what_is_no_string_is_told_with_its_kind_and_line(
+    tmp_path: Path, entry: dict[str, object], words: str
+) -> None:
+    put(tmp_path / "a.wav")
+    listed = put(tmp_path / "l.jsonl", '{"audio": "a.wav"}\n' + json.dumps(entry))
+    with pytest.raises(SvtoolError, match=re.escape(f"l.jsonl, line 2: {words}")):
+        read_utterances(listed)

@@ -657,7 +657,7 @@ def test_problems_of_a_list_come_together(folder: Path) -> None:
         ("l.jsonl", '{"audio": "a.wav"}\n{"audio": \n', "l.jsonl, line 2: not valid JSON"),
         ("l.jsonl", "[1]\n", "line 1: not a JSON object"),
         ("l.jsonl", '{"text": "x"}\n', "line 1: no audio file is named"),
-        ("l.jsonl", '{"audio": 3}\n', "line 1: no audio file is named"),
+        ("l.jsonl", '{"audio": 3}\n', "line 1: the audio is 3, a number"),
         ("l.jsonl", '{"audio": "a.wav", "text": 3}\n', "line 1: the text is 3"),
         ("l.jsonl", '{"audio": "a.wav", "duration": "x"}\n', "line 1: the duration"),
         ("l.jsonl", '{"audio": "a.wav", "duration": NaN}\n', "line 1: the duration"),

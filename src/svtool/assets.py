@@ -33,7 +33,7 @@ QUERIES = 4  # language, emotion, event, text normalisation: positions in front 
 # query rows of the model's 16-row table, and the aliases people really type
 LANGUAGES = {"auto": 0, "zh": 3, "en": 4, "yue": 7, "ja": 11, "ko": 12, "nospeech": 13}
 TEXTNORMS = {"withitn": 14, "woitn": 15}
-_LANGUAGE_ALIASES = {"zn": "zh", "cn": "zh", "jp": "ja", "kr": "ko"}
+LANGUAGE_ALIASES = {"zn": "zh", "cn": "zh", "jp": "ja", "kr": "ko"}
 
 # the tags each of the four query positions may take; a vocabulary need not have all of them
 LANGUAGE_TAGS = ("zh", "en", "yue", "ja", "ko", "nospeech")
@@ -258,8 +258,8 @@ def parse_language(value: str) -> str:
     A common misspelling is taken with a warning; anything else raises UsageError.
     """
     name = value.strip().lower()
-    if name in _LANGUAGE_ALIASES:
-        meant = _LANGUAGE_ALIASES[name]
+    if name in LANGUAGE_ALIASES:
+        meant = LANGUAGE_ALIASES[name]
         warnings.warn(f"language {value!r} is read as {meant!r}", stacklevel=2)
         return meant
     allowed = [one for one in LANGUAGES if one != "nospeech"]

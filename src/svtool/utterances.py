@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from svtool.assets import LANGUAGE_ALIASES, LANGUAGES
 from svtool.audio import SAMPLE_RATE, Audio, PcmFormat, decode_audio, from_array
 from svtool.audiofacts import audio_digest
 from svtool.errors import AudioError, SvtoolError, UsageError, counted, shown
-from svtool.lists import AUDIO_SUFFIXES, Fault, fault, read_listing
+from svtool.lists import AUDIO_SUFFIXES, Fault, fault, read_listing, some
 from svtool.lists.tables import AUDIO_COLUMNS, malformed_fault
 
 __all__ = [
@@ -86,6 +87,7 @@ class UtteranceList:
     path: Path
     utterances: tuple[Utterance, ...]
     digest: str
+    notes: tuple[str, ...] = ()  # what was taken for something else than it says, in the whole list
 
     def __len__(self) -> int:
         return len(self.utterances)
@@ -102,7 +104,7 @@ class UtteranceList:
         if count >= total:
             return self
         chosen = tuple(self.utterances[i * total // count] for i in range(count))
-        return UtteranceList(self.path, chosen, _digest(chosen, self.path))
+        return UtteranceList(self.path, chosen, _digest(chosen, self.path), self.notes)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Survey:
     utterances: tuple[Utterance, ...]
     faults: tuple[Fault, ...]
     notes: tuple[str, ...]
+    aliases: tuple[str, ...] = ()  # those of the notes that tell of misspelt languages
 
 
 def read_utterances(spec: str | Path) -> UtteranceList:
@@ -127,7 +130,8 @@ def read_utterances(spec: str | Path) -> UtteranceList:
         raise SvtoolError(_refusal(found, faults))
     if not found.utterances:
         raise SvtoolError(f"{found.path} holds no utterances")
-    return UtteranceList(found.path, found.utterances, _digest(found.utterances, found.path))
+    notes = (*found.aliases, *_unknown_languages(found.utterances))
+    return UtteranceList(found.path, found.utterances, _digest(found.utterances, found.path), notes)
 
 
 def survey(spec: str | Path, audio: Path | None = None) -> Survey:
@@ -142,13 +146,32 @@ def survey(spec: str | Path, audio: Path | None = None) -> Survey:
     root = audio or _root(path)
     utterances: list[Utterance] = []
     malformed: list[str] = []
+    misspelt: Counter[str] = Counter()
     for place, entry in listing.entries:
         try:
-            utterances.append(_utterance(entry, place, root))
+            known, extra = _by_our_names(entry)
+            utterances.append(_utterance(known, extra, place, root))
         except SvtoolError as error:
             malformed.append(str(error))
+        else:
+            misspelt.update({_language_code(known.get("language"))} & LANGUAGE_ALIASES.keys())
     faults = (*listing.faults, *malformed_fault(malformed), *_faults(utterances))
-    return Survey(path, listing.format, tuple(utterances), faults, listing.notes)
+    aliases = tuple(
+        f"language {code!r} is read as {LANGUAGE_ALIASES[code]!r} ({counted(count, 'utterance')})"
+        for code, count in misspelt.items()
+    )
+    return Survey(path, listing.format, tuple(utterances), faults, (*listing.notes, *aliases), aliases)
+
+
+def _unknown_languages(utterances: Sequence[Utterance]) -> Iterator[str]:
+    foreign = Counter(one.language for one in utterances if one.language and one.language not in LANGUAGES)
+    if foreign:
+        known = ", ".join(name for name in LANGUAGES if name not in ("auto", "nospeech"))
+        named = [f"{shown(name)[:20]} ({count:,})" for name, count in foreign.most_common()]
+        yield (
+            f"{counted(foreign.total(), 'utterance')} in a language that the model does not know: {some(named)}; "
+            f"it knows {known}"
+        )
 
 
 def _refusal(found: Survey, faults: Sequence[Fault]) -> str:
@@ -187,15 +210,14 @@ def _root(path: Path) -> Path:
 # ---- one entry to one utterance
 
 
-def _utterance(entry: dict[str, Any], place: str, root: Path) -> Utterance:
-    known, extra = _by_our_names(entry)
-    written = known.get("audio")
-    if not isinstance(written, str) or not written.strip():
+def _utterance(known: Mapping[str, Any], extra: Mapping[str, str], place: str, root: Path) -> Utterance:
+    written = _string(known.get("audio"), "audio", place)
+    if written is None or not written.strip():
         raise SvtoolError(f"{place}: no audio file is named (column {' or '.join(_COLUMNS['audio'])})")
     return Utterance(
-        id=written if known.get("id") in (None, "") else str(known["id"]),
+        id=_id(known.get("id"), place) or written,
         audio=_locate(written, root),
-        text=_text(known.get("text"), place),
+        text=_string(known.get("text"), "text", place),
         language=_language(known.get("language")),
         emotion=_tag(known.get("emotion")),
         events=_events(known.get("events")),
@@ -233,10 +255,22 @@ def _locate(written: str, root: Path) -> Path:
     return next((other for other in others if _size(other)), path)
 
 
-def _text(value: Any, place: str) -> str | None:
+def _string(value: Any, name: str, place: str) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise SvtoolError(f"{place}: the text is {json.dumps(value)[:40]}, not a string")
+        raise SvtoolError(f"{place}: the {name} is {_kind(value)}, not a string")
     return value
+
+
+def _id(value: Any, place: str) -> str:
+    if isinstance(value, bool | list | dict):  # numbers are common and name something
+        raise SvtoolError(f"{place}: the id is {_kind(value)}, not a string")
+    return "" if value is None else str(value)
+
+
+def _kind(value: Any) -> str:
+    """A JSON value with what it is, as the person who wrote it would say."""
+    kinds = {bool: "true or false", list: "a list", dict: "an object"}
+    return f"{json.dumps(value)[:40]}, {kinds.get(type(value), 'a number')}"
 
 
 def _tag(value: Any) -> str | None:
@@ -245,10 +279,13 @@ def _tag(value: Any) -> str | None:
 
 
 def _language(value: Any) -> str | None:
-    tag = _tag(value)
-    if tag is None:
-        return None
-    lower = tag.lower().replace("_", "-")
+    code = _language_code(value)
+    return LANGUAGE_ALIASES.get(code, code) or None
+
+
+def _language_code(value: Any) -> str:
+    """As written, without its region; empty where there is none."""
+    lower = (_tag(value) or "").lower().replace("_", "-")
     return _REGION_LANGUAGES.get(lower, lower.partition("-")[0])
 
 
