@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,3 +75,29 @@ def test_an_unknown_list_names_the_known_ones() -> None:
     with pytest.raises(SvtoolError, match="tiny:calibration, tiny:drift") as caught:
         tiny.render("nonsense")
     assert caught.value.exit_code == 1  # like a list file that does not exist
+
+
+@pytest.mark.parametrize("kind", ["proc", "file", "below a file", "link to nothing"])
+def test_a_cache_folder_that_cannot_be_used_says_whose_it_is(kind: str, tmp_path, monkeypatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "absent" / "deep")
+    (tmp_path / "half").mkdir()
+    folder = {"proc": Path("/proc/nope"), "file": file, "below a file": file / "x", "link to nothing": link}[
+        kind
+    ]
+    monkeypatch.setenv("SVTOOL_CACHE", str(folder))
+    with pytest.raises(
+        SvtoolError, match=r"cannot be used \(.+\): name another one with SVTOOL_CACHE"
+    ) as refused:
+        tiny.render("calibration")
+    assert str(refused.value).startswith(f"svtool's cache folder {folder} ")
+
+
+def test_a_user_without_a_home_is_told_of_the_setting(monkeypatch) -> None:
+    for name in ("SVTOOL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # such a user exists in containers only
+    with pytest.raises(SvtoolError, match="SVTOOL_CACHE"):
+        tiny.cache_dir()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from svtool.errors import AudioError, counted, shown
-from svtool.sniff import DEMUXERS, HEAD_BYTES, looks_like_text, sniff
+from svtool.sniff import DEMUXERS, HEAD_BYTES, looks_like_text, plain_header, sniff
 
 if TYPE_CHECKING:
     import av
@@ -36,7 +37,16 @@ _BLOCK_S = 30  # mixed this much at a time: memory follows the result, not the s
 _ABSURD_PEAK = 1e6  # 120 dB over full scale: squares of such values no longer fit the frontend's float32
 _INTEGER_PEAK = 8.0  # lossy decoders overshoot 1.0 by less than this; floats beyond it were integers once
 
-_RAW_SUFFIXES = {".pcm", ".raw", ".ulaw", ".alaw", ".sln", ".gsm"}
+# what samples without a header most often are under such a name, in FFmpeg's words
+_RAW_FORMS = {
+    **dict.fromkeys((".pcm", ".raw", ".lpcm", ".s16", ".s16le"), "-f s16le -ar 16000 -ac 1"),
+    **dict.fromkeys((".f32", ".f32le"), "-f f32le -ar 16000 -ac 1"),
+    **dict.fromkeys((".sln", ".slin"), "-f s16le -ar 8000 -ac 1"),
+    **dict.fromkeys((".ulaw", ".ul", ".mulaw"), "-f mulaw -ar 8000 -ac 1"),
+    **dict.fromkeys((".alaw", ".al"), "-f alaw -ar 8000 -ac 1"),
+    ".gsm": "-f gsm",
+}
+_LONGEST_IN_COMMAND = 200
 # a length field in RIFF is a promise only when its writer knew the end: streams leave 0 or a huge number
 _RIFF_STREAMED = 0x7FFF_0000
 # headers of these carry the true length, so a shorter result means a cut file
@@ -203,9 +213,17 @@ def _demuxer(stream: BinaryIO, label: str) -> str:
     hint = ""
     if looks_like_text(head):
         hint = ": it looks like text"
-    elif suffix in _RAW_SUFFIXES:
-        hint = ": samples without a header need their format and rate given explicitly"
+    elif suffix in _RAW_FORMS:
+        hint = f": samples without a header; {_wav_command(label, suffix)}"
     raise AudioError(f"{label} is not in a known audio format{hint}", reason="not_audio")
+
+
+def _wav_command(label: str, suffix: str) -> str:
+    """How to make a WAV file of samples whose format nothing but their owner can know."""
+    name = label if len(label) <= _LONGEST_IN_COMMAND else f"recording{suffix}"
+    name = f"./{name}" if name.startswith("-") else name
+    source, target = shlex.quote(name), shlex.quote(name[: -len(suffix)] + ".wav")
+    return f"make a WAV of them, with the rate they have, as  ffmpeg {_RAW_FORMS[suffix]} -i {source} {target}  does"
 
 
 def _raw_demuxer(stream: BinaryIO, pcm: PcmFormat, warnings: list[str]) -> tuple[str, dict[str, str]]:
@@ -283,7 +301,27 @@ def _container(
         with av.open(stream, "r", format=demuxer, options=options, metadata_errors="replace") as container:
             yield container
     except av.FFmpegError as error:
-        raise AudioError(f"{label} is broken or cut off: {error.strerror}", reason="broken") from error
+        raise AudioError(_why_not_opened(stream, label, error), reason="broken") from error
+
+
+def _why_not_opened(stream: BinaryIO, label: str, error: av.FFmpegError) -> str:
+    """FFmpeg has one sentence for every damaged header, which says no more than that it is damaged."""
+    import av
+
+    if not isinstance(error, av.InvalidDataError | av.EOFError):
+        return f"{label} cannot be read: {error.strerror}"
+    stream.seek(0)
+    header = plain_header(stream.read(HEAD_BYTES))
+    lost: list[str] = []
+    stream.seek(0)
+    _check_riff_length(stream, lost)
+    if header is not None:
+        _check_rate(header[0], label, "broken")
+    return (
+        f"{label} is broken: {lost[0]}"
+        if lost
+        else f"{label} is broken or cut off: its header makes no sense"
+    )
 
 
 def _declared_s(container: InputContainer, audio_stream: av.AudioStream) -> float:

@@ -7,7 +7,7 @@ is not audio here: guessing (as demuxer probing does) would read a text file or 
 from __future__ import annotations
 
 import re
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 HEAD_BYTES = 65_536
 _CHAIN = 3  # consecutive frame headers that make a stream of frames; random bytes pass with odds below 1e-10
@@ -55,6 +55,25 @@ def sniff(stream: BinaryIO) -> str | None:
             offset += tag
     finally:
         stream.seek(0)
+
+
+def plain_header(head: bytes) -> tuple[int, int] | None:
+    """(Hz, channels) as a WAV or AU header has them, possible or not; None for other files and half a header."""
+    if _SIGNATURES[0][1].match(head):
+        order: Literal["little", "big"] = "big" if head[:4] == b"RIFX" else "little"
+        at = 12
+        while at + 16 <= len(head):
+            if head[at : at + 4] == b"fmt ":
+                return _number(head[at + 12 : at + 16], order), _number(head[at + 10 : at + 12], order)
+            size = _number(head[at + 4 : at + 8], order)
+            at += 8 + size + size % 2
+    if head[:4] == b".snd" and len(head) >= 24:
+        return _number(head[16:20], "big"), _number(head[20:24], "big")
+    return None
+
+
+def _number(field: bytes, order: Literal["little", "big"]) -> int:
+    return int.from_bytes(field, order)
 
 
 def looks_like_text(head: bytes) -> bool:

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import wave
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -187,15 +188,27 @@ def render(name: str, progress: Progress | None = None) -> Path:
             f"no embedded list 'tiny:{name}': there are {', '.join(f'tiny:{one}' for one in LISTS)}"
         )
     folder = cache_dir() / "tiny" / f"{name}-{_render_digest()}"
-    if not (folder / "list.jsonl").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
-        try:
-            _render_into(work, name, progress or Silent())
-            _publish(work, folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    with _usable_cache():
+        if not (folder / "list.jsonl").is_file():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+            try:
+                _render_into(work, name, progress or Silent())
+                _publish(work, folder)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     return folder / "list.jsonl"
+
+
+@contextmanager
+def _usable_cache() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SvtoolError(
+            f"svtool's cache folder {cache_dir()} cannot be used ({error.strerror or error}): "
+            "name another one with SVTOOL_CACHE"
+        ) from error
 
 
 def render_named(spec: str, progress: Progress) -> None:
@@ -263,4 +276,11 @@ def cache_dir() -> Path:
     """Where rendered lists are kept: $SVTOOL_CACHE, else $XDG_CACHE_HOME/svtool, else ~/.cache/svtool."""
     if own := os.environ.get("SVTOOL_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "svtool"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "svtool"
+    try:
+        return Path.home() / ".cache" / "svtool"
+    except RuntimeError as error:  # a user without a home
+        raise SvtoolError(
+            "there is no home folder for svtool's cache folder: name one with SVTOOL_CACHE"
+        ) from error
