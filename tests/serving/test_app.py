@@ -244,6 +244,9 @@ def test_a_full_server_is_429_before_the_body_is_read(
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) >= 1
     assert error_of(refused)["type"] == "rate_limit_error"
+    because = service.health()["refused_because"]
+    assert because == {"client_mistake": 0, "server_busy": service.health()["refused"]}
+    assert because["server_busy"] >= 1
     assert service.health()["in_flight"] == 0
 
 
@@ -448,6 +451,12 @@ WAV = ("a.wav", wav_bytes())
         ([("file", WAV)], {"langauge": "en"}, "langauge", "did you mean 'language'"),
         ([("file", WAV), ("model", WAV)], {}, "model", "unknown field 'model'"),
         ([("file", WAV)], {"a\nb": "1"}, None, "unknown field"),
+        (
+            [("file", WAV)],
+            {"nonsense": "1"},
+            "nonsense",
+            "field 'nonsense' (known here: file, language, itn)",
+        ),
     ],
 )
 @pytest.mark.case("D6")
@@ -512,6 +521,21 @@ def test_health_tells_apart_what_became_of_requests(service: Service) -> None:
     state = service.health()
     counts = {name: state[name] for name in ("accepted", "completed", "failed", "refused", "abandoned")}
     assert counts == {"accepted": 3, "completed": 1, "failed": 2, "refused": 3, "abandoned": 0}
+    # clients' mistakes must not read like overload
+    assert state["refused_because"] == {"client_mistake": 3, "server_busy": 0}
+
+
+def test_health_is_described_key_by_key(service: Service) -> None:
+    def described(schema: dict[str, Any], value: Any) -> None:
+        assert set(schema.get("properties", {})) == (set(value) if isinstance(value, dict) else set())
+        for name, inner in schema.get("properties", {}).items():
+            described(inner, value[name])
+
+    schema = call(service, lambda client: client.get("/openapi.json")).json()
+    answers = schema["paths"]["/health"]["get"]["responses"]
+    described(answers["200"]["content"]["application/json"]["schema"], service.health())
+    docs = call(service, lambda client: client.get("/docs")).text
+    assert "refused_because.server_busy" in docs
 
 
 @pytest.mark.case("U1")

@@ -207,6 +207,11 @@ def test_files_of_the_machine_are_not_served(page: SimpleNamespace) -> None:
         answer = page.client.get(f"/gradio_api/file={path}")
         assert answer.status_code >= 300
         assert "root:" not in answer.text
+        if answer.status_code == 403:
+            assert set(answer.json()) == {"error"}
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            assert answer.json()["error"]["code"] == "forbidden"
+    assert page.client.get("/gradio_api/file=/etc/passwd").status_code == 403
 
 
 def test_the_handlers_own_check(tmp_path: Path) -> None:

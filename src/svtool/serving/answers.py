@@ -9,6 +9,7 @@ CLIENT_GONE = 499  # what proxies log for it; nobody reads the answer
 
 _CODES = {
     400: "bad_request",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     413: "file_too_large",

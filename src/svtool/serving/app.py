@@ -32,6 +32,45 @@ Segment times are in seconds and approximate: the model works in steps of 60 ms.
 """
 
 
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def _of(kind: str, description: str = "") -> dict[str, Any]:
+    return {"type": kind, **({"description": description} if description else {})}
+
+
+_HEALTH = _object(
+    status=_of("string", "ok or unhealthy (503): the engine's thread has died, restart the server."),
+    engine=_of("string"),
+    precision=_of("string"),
+    runtime=_of("string"),
+    provider=_of("string"),
+    demonstration_model=_of("boolean", "One speaker and a small vocabulary."),
+    queue=_object(
+        requests=_of("integer", "Waiting now."),
+        audio_seconds=_of("number"),
+        limit=_of("integer", "Requests that may wait; beyond it the answer is 429."),
+    ),
+    in_flight=_of("integer", "Being decoded, waiting or running now."),
+    worker=_object(alive=_of("boolean"), busy_s=_of("number", "Of the batch that runs; null when idle.")),
+    last_success_age_s=_of("number", "Seconds; null before the first."),
+    accepted=_of("integer", "Since the start, like all below: decoded and queued."),
+    completed=_of("integer", "Answered with a text, or with no speech."),
+    failed=_of("integer", "The server's fault (5xx)."),
+    refused=_of("integer", "Not recognized, for either reason below; this alone is no sign of overload."),
+    refused_because=_object(
+        client_mistake=_of("integer", "No audio, broken, too long, a wrong form (4xx): the server is well."),
+        server_busy=_of("integer", "No room (429): this one means overload."),
+    ),
+    abandoned=_of("integer", "The client left before its answer."),
+)
+_HEALTH_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": _HEALTH}}},
+    503: {"description": "unhealthy", "content": {"application/json": {"schema": _HEALTH}}},
+}
+
+
 @dataclass(frozen=True)
 class SegmentBody:
     text: str
@@ -95,7 +134,7 @@ def create_app(service: Service, *, ui: bool = True, page_folder: "Path | None" 
     _add_recognize(app, service)
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", summary="What is served, and whether it works")
+    @app.get("/health", summary="What is served, and whether it works", responses=_HEALTH_ANSWERS)
     async def health() -> JSONResponse:
         state = service.health()
         return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
@@ -154,7 +193,7 @@ def _close_own_paths(app: "FastAPI") -> None:
 
 
 def _answer_unknown_paths(page: "FastAPI") -> None:
-    """The page's own errors stay as its scripts expect them; a path that is nowhere is answered as ours are."""
+    """What its scripts post keeps the page's own errors, which they read; everything else is answered as ours is."""
     from fastapi import Request
     from fastapi.exception_handlers import http_exception_handler
     from starlette.exceptions import HTTPException
@@ -162,6 +201,8 @@ def _answer_unknown_paths(page: "FastAPI") -> None:
     @page.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Any:
         if error.status_code in (404, 405) and error.detail == HTTPStatus(error.status_code).phrase:
+            return _http_answer(request, error)
+        if request.method in ("GET", "HEAD"):  # files and streams: no script reads an error's body there
             return _http_answer(request, error)
         return await http_exception_handler(request, error)
 
@@ -269,6 +310,8 @@ def _http_answer(request: "Request", error: Any) -> "JSONResponse":
     headers, message = dict(error.headers or {}), str(error.detail)
     if error.status_code == 404:
         message = "there is nothing at this path: /docs lists what there is"
+    if error.status_code == 403:
+        message = "what this path names may not be read"
     if error.status_code == 405:
         allowed = {name.lower(): value for name, value in headers.items()}.get("allow", "another method")
         message = f"this path does not take {shown(request.method)}: use {allowed}"

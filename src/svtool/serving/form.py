@@ -140,11 +140,9 @@ async def _parse(request: Request) -> FormData:
 def _check_field(form: FormData, name: str) -> None:
     if name not in FIELDS:
         close = difflib.get_close_matches(name.lower()[:_LONGEST_WORD], FIELDS, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
+        meant = f": did you mean {close[0]!r}?" if close else ""
         known = ", ".join(FIELDS)
-        raise BadForm(
-            f"unknown field {shown(name)}: {meant}(known here: {known})", param=name[:_LONGEST_WORD]
-        )
+        raise BadForm(f"unknown field {shown(name)}{meant} (known here: {known})", param=name[:_LONGEST_WORD])
     count = len(form.getlist(name))
     if count > 1:
         what = "one recording a request" if name == "file" else "it once"

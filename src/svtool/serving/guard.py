@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from svtool.serving.answers import error_json, too_large
 from svtool.serving.worker import Busy, Stopped
@@ -28,6 +28,10 @@ _LINGER_S = 5.0
 _OWN_ORIGIN = b"default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'"
 
 
+class Refusal(Protocol):
+    def __call__(self, *, busy: bool) -> None: ...
+
+
 class _TooLarge(Exception):
     pass
 
@@ -35,7 +39,7 @@ class _TooLarge(Exception):
 class Guard:
     """Answers 413 for a body over `max_bytes`, and 429 for work that `check_room` has no room for.
 
-    `on_refusal` is called for each of them.
+    `on_refusal` is called for each of them, with `busy` true for a 429.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Guard:
         app: AsgiApp,
         max_bytes: int,
         check_room: Callable[[], None],
-        on_refusal: Callable[[], None] = lambda: None,
+        on_refusal: Refusal = lambda *, busy: None,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
@@ -57,7 +61,7 @@ class Guard:
             try:
                 self._check_room()
             except Busy as busy:
-                self._on_refusal()
+                self._on_refusal(busy=True)
                 headers = (("retry-after", str(busy.retry_after_s)),)
                 return await self._reply(receive, send, 429, str(busy), "server_busy", headers)
         if _declared_length(scope) > self._max_bytes:
@@ -97,7 +101,7 @@ class Guard:
             await self._refuse(receive, send)
 
     async def _refuse(self, receive: Receive, send: Send) -> None:
-        self._on_refusal()
+        self._on_refusal(busy=False)
         message = too_large(self._max_bytes - FRAMING_BYTES)
         await self._reply(receive, send, 413, message, "file_too_large")
 

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,8 @@ class Counts:
     accepted: int = 0  # the recording was decoded and queued
     completed: int = 0
     failed: int = 0  # the server's fault
-    refused: int = 0  # the client's fault, or no room
+    client_mistakes: int = 0  # no audio, a wrong form, too long: the server is well
+    busy: int = 0  # no room
     abandoned: int = 0  # the client left
 
 
@@ -101,8 +102,11 @@ class Service:
         self._stopped = False
         self.counts = Counts()
 
-    def count_refused(self) -> None:
-        self.counts.refused += 1
+    def count_refused(self, *, busy: bool = False) -> None:
+        if busy:
+            self.counts.busy += 1
+        else:
+            self.counts.client_mistakes += 1
 
     def check_room(self) -> None:
         """Raises Busy before anything is read of a request that could not be served."""
@@ -131,14 +135,14 @@ class Service:
         try:
             self.check_room()
         except Busy:
-            self.count_refused()
+            self.count_refused(busy=True)
             raise
         self._in_flight += 1
         try:
             yield
             self.counts.completed += 1
-        except (AudioError, UsageError, Busy):
-            self.counts.refused += 1
+        except (AudioError, UsageError, Busy) as error:
+            self.count_refused(busy=isinstance(error, Busy))
             raise
         except asyncio.CancelledError:
             if self._stopped:
@@ -162,7 +166,7 @@ class Service:
             self._decoding.discard(decoding)
 
     def health(self) -> dict[str, Any]:
-        status = self.worker.status()
+        status, counts = self.worker.status(), self.counts
         return {
             "status": "ok" if status.alive else "unhealthy",
             "engine": self.engine.name,
@@ -178,7 +182,12 @@ class Service:
             "in_flight": self._in_flight,
             "worker": {"alive": status.alive, "busy_s": _rounded(status.busy_s)},
             "last_success_age_s": _rounded(status.last_success_age_s),
-            **asdict(self.counts),
+            "accepted": counts.accepted,
+            "completed": counts.completed,
+            "failed": counts.failed,
+            "refused": counts.client_mistakes + counts.busy,
+            "refused_because": {"client_mistake": counts.client_mistakes, "server_busy": counts.busy},
+            "abandoned": counts.abandoned,
         }
 
     async def drain(self, within_s: float) -> None:
