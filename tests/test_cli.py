@@ -450,3 +450,33 @@ def test_a_model_without_a_manifest_runs_and_says_so(own_model: Path, clips: lis
     assert result.exit_code == 0
     (line,) = lines(result.stderr)
     assert f"{own_model} has no manifest" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--port", "70000"], "70000"),
+        (["serve", "--port", "-1"], "-1"),
+        (["serve", "--port", "abc"], "'abc' is not a"),
+        (["serve", "--port", ""], "'--port'"),
+        (["serve", "--max-upload-mb", "0"], "0.001"),
+        (["transcribe", "x.wav", "--format", "csv"], "'csv' is not one of"),
+        (["transcribe", "x.wav", "--threads", "0"], "0"),
+        (["transcribe", "x.wav", "--batch-size-s", "abc"], "'abc' is not a"),
+        (["calibrate", "--smooth", "2"], "2"),
+        (["build-trt", "--flavor", "old"], "'old' is not one of"),
+        (["data", "check", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_wrong_value_is_told_in_words_for_people(arguments: list[str], words: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert words in lines(result.stderr)[-1]
+    for foreign in ("Value error", "Input should", "validation", "parse", "pydantic"):
+        assert foreign not in result.stderr
+
+
+def test_the_end_by_a_signal_is_documented() -> None:
+    for command, codes in (("serve", ("130", "SIGTERM (exit 0)")), ("doctor", ("130", "143 after SIGTERM"))):
+        page = " ".join(runner.invoke(app, [command, "--help"]).stdout.split())
+        assert all(code in page for code in codes), page

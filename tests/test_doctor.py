@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from svtool import doctor, probes
 from svtool.doctor import CPU, CUDA, TENSORRT, Diagnosis, Facts, judge
 from svtool.doctor_page import render
 from svtool.progress import Silent
+from svtool.staging import staging
 
 TENSORRT_10 = """
 __version__ = "10.3.0"
@@ -108,6 +110,19 @@ def without(facts: Facts, *names: str, error: str = "not installed") -> Facts:
     return dataclasses.replace(facts, libraries={**facts.libraries, **broken})
 
 
+# `svtool doctor` without the trials that take seconds
+CLI_DOCTOR = """
+import sys
+from svtool import cli, doctor
+doctor.BASE = doctor.EXPORT = doctor.SERVE = ()
+real = doctor.try_all
+def quick(jobs, stage, *rest):
+    wanted = {name: job for name, job in jobs.items() if name.startswith(("provid", "CPU"))}
+    return dict.fromkeys(jobs, {}) | real(wanted, stage, *rest)
+doctor.try_all = quick
+sys.argv = ["svtool", "doctor", "--quiet"]
+cli.main()
+"""
 NO_GPU = {
     "driver": {"library": None, "version": None, "error": "no NVIDIA driver", "devices": []},
     "libraries": {"libcublas.so.13": None},
@@ -228,11 +243,40 @@ def test_a_provider_that_crashes_its_process_is_an_answer(
 ) -> None:
     child_modules.add("", tmp_path, monkeypatch, name="unused")
     (tmp_path / "onnxruntime.py").write_text("import os; os.abort()")
-    jobs = {"cpu": ("provider", {"name": CPU})}
+    jobs = {"cpu": ("provider", {"name": CPU, "folder": str(tmp_path)})}
     found = doctor.try_all(jobs, "", Silent(), 30.0)["cpu"]
     assert "signal 6" in found["error"]
     facts = healthy(providers={CPU: {"available": True, "started": False, "reason": found["error"]}})
     assert "signal 6" in verdict(facts, "transcribe ONNX").why
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_ended_early_it_leaves_nothing_in_the_temporary_folder(tmp_path: Path, sent: signal.Signals) -> None:
+    modules, temp = tmp_path / "modules", tmp_path / "temp"
+    for folder in (modules, temp):
+        folder.mkdir()
+    # names its providers at once and then never starts one
+    hang = "import time\ndef get_available_providers(): return []\ndef __getattr__(name): time.sleep(60)\n"
+    (modules / "onnxruntime.py").write_text(hang)
+    environment = os.environ | {"PYTHONPATH": str(modules), "TMPDIR": str(temp)}
+    command = [sys.executable, "-c", CLI_DOCTOR]
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        until = time.monotonic() + 60
+        while not list(temp.glob("*/*.onnx")):
+            assert time.monotonic() < until
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.send_signal(sent)
+        child.communicate(timeout=30)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(sent, -sent)
+    if sent == signal.SIGKILL:  # no process can clean up after this one: the next run does
+        with staging(temp, "doctor"):
+            pass
+    assert list(temp.iterdir()) == []
 
 
 # --- verdicts ------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The `svtool` command: parses, calls one function per command, prints what it returns.
 
 Results go to stdout, everything else to stderr. This is the one place that prints an error and chooses an exit code:
-0 ok, 1 failed check or runtime error, 2 usage, 3 inconclusive (`validate-wer` only), 130 interrupted.
+0 ok, 1 failed check or runtime error, 2 usage, 3 inconclusive (`validate-wer` only), 130 interrupted, 143 ended by
+SIGTERM (`serve`, which is meant to be ended so: 0).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +47,8 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _own_words():
+                return super().invoke(ctx)
         except SvtoolError as error:
             _say(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
@@ -62,6 +65,34 @@ class _Group(TyperGroup):
             # what could not be written must not be tried, and fail, once more when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(1) from error
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Newer typer checks values with pydantic, and passes on what pydantic says to programmers."""
+    try:
+        yield
+    except Exception as error:
+        # by what they have: neither library's exceptions have a lasting place to import them from
+        found = getattr(error.__cause__, "errors", None)
+        if callable(found) and hasattr(error, "format_message"):
+            error.message = _value_words(found()[0])  # type: ignore[attr-defined]
+        raise
+
+
+def _value_words(fault: Mapping[str, Any]) -> str:
+    """`fault`: one of pydantic's."""
+    kind, value, limits = str(fault["type"]), str(fault["input"]), fault.get("ctx", {})
+    given = repr(value) if value else "nothing"
+    if kind == "greater_than_equal" and not value.lower().endswith("nan"):
+        return f"{value} is too small: give {limits['ge']:g} or more"
+    if kind == "less_than_equal" and not value.lower().endswith("nan"):
+        return f"{value} is too large: give {limits['le']:g} or less"
+    if kind.startswith("int"):
+        return f"{given} is not a whole number"
+    if kind.startswith(("float", "finite", "greater_than", "less_than")):
+        return f"{given} is not a number"
+    return str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "it should be")
 
 
 app = typer.Typer(
@@ -319,7 +350,11 @@ def calibrate(
     )  # fmt: skip
     with RichProgress(quiet=quiet) as progress:
         report = start(request, progress)
+        for warning in report.calibration.warnings if as_json else ():  # the table shows them
+            progress.note(f"warning: {warning}")
     _emit(report.to_json(), as_json, lambda: render(report))
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
 
 
 @app.command(
@@ -665,7 +700,9 @@ def serve(
     config: Settings = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve an engine: HTTP API and web page."""
+    """Serve an engine: HTTP API and web page.
+
+    Ctrl-C (exit 130) and SIGTERM (exit 0) end it: what runs has 4 seconds to finish."""
     from svtool.artifacts import choose
     from svtool.progress import RichProgress
     from svtool.serving import serve as run
@@ -710,7 +747,8 @@ def inspect(
 def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
     """What works on this machine, and what to install.
 
-    Tries libraries, providers and decoders. Exit 1 when not even the CPU works."""
+    Tries libraries, providers and decoders. Exit 1 when not even the CPU works,
+    130 after Ctrl-C, 143 after SIGTERM."""
     from svtool.doctor import diagnose
     from svtool.doctor_page import render
     from svtool.progress import RichProgress

@@ -6,10 +6,12 @@ Judges what `probes` found. A missing GPU is no failure: exit 1 means that not e
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from svtool import __version__, probes
@@ -18,6 +20,7 @@ from svtool.errors import SvtoolError
 from svtool.parity import INT8_TRUE_FROM
 from svtool.progress import Progress, Silent
 from svtool.sections import size_words
+from svtool.staging import staging
 
 SCHEMA = "svtool.doctor/1"
 TIME_LIMIT_S = 60.0  # a first CUDA start takes seconds, an import on a cold disk longer
@@ -110,9 +113,10 @@ def collect(progress: Progress, limit_s: float = TIME_LIMIT_S) -> Facts:
     }
     answers = try_all(jobs, "trying libraries", progress, limit_s)
     names = list(dict.fromkeys([*answers["providers"].get("available", ()), CPU]))
-    started = try_all(
-        {name: ("provider", {"name": name}) for name in names}, "starting providers", progress, limit_s
-    )
+    # made and removed here: a child that is ended removes nothing
+    with staging(Path(tempfile.gettempdir()), "doctor") as folder:
+        trials = {name: ("provider", {"name": name, "folder": str(folder)}) for name in names}
+        started = try_all(trials, "starting providers", progress, limit_s)
     libraries: dict[str, Found] = {}
     for group, modules in (("base", BASE), ("export", EXPORT), ("serve", SERVE)):
         answer = answers[group]

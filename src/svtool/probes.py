@@ -88,20 +88,19 @@ def providers(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def provider(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """Start a session of one product on one execution provider, as svtool would, and run it."""
+    """Start a session of one product on one execution provider, as svtool would, and run it in the folder named."""
     import numpy as np
 
     from svtool.backends.onnxrt import open_session
 
     name = payload["name"]
-    with tempfile.TemporaryDirectory(prefix="svtool-doctor-") as folder:
-        path = Path(folder) / "tiny.onnx"
-        path.write_bytes(_tiny_graph())
-        try:
-            session = open_session(path, [name])
-            (result,) = session.run(None, {"x": np.full((2, 4), 0.5, np.float32)})
-        except Exception as error:  # noqa: BLE001 - whatever stops it is the answer
-            return {"started": False, "reason": _why_not(path, name) or _first_line(error)}
+    path = Path(payload["folder"]) / f"{name}.onnx"  # providers are tried at the same time
+    path.write_bytes(_tiny_graph())
+    try:
+        session = open_session(path, [name])
+        (result,) = session.run(None, {"x": np.full((2, 4), 0.5, np.float32)})
+    except Exception as error:  # noqa: BLE001 - whatever stops it is the answer
+        return {"started": False, "reason": _why_not(path, name) or _first_line(error)}
     started = session.get_providers()[0] == name
     right = bool(np.array_equal(result, np.full((2, 4), 2.0, np.float32)))
     return {"started": started and right, "reason": None if right else f"it computed {result.tolist()}"}
