@@ -248,4 +248,5 @@ def _gate_options(work: _Work, limits: GateConfig, measured: Path | None) -> Gat
         korean=request.korean,
         columns=tuple(dict.fromkeys((*own, *request.columns))),
         data=data,
+        notes=work.utterances.notes,
     )

@@ -60,6 +60,7 @@ from svtool.wer.sides import (
     collect,
     pairing_notes,
     require_same_conditions,
+    same_file,
 )
 
 if TYPE_CHECKING:
@@ -219,12 +220,19 @@ class _Gate:
             whole, checks, options.budget, more, identical=baseline is not None and baseline == candidate
         )
         worst_duration = worst_group(by_duration)
+        differing = sum(one.against_baseline.errors > 0 for one in scored)
         return GateReport(
             verdict=verdict,
             reasons=reasons,
             warnings=(
+                *options.notes,
                 *pairing_notes(*self._sides),
-                *warnings(whole, self._side_notes(), worst_duration),
+                *warnings(
+                    whole,
+                    self._side_notes(),
+                    worst_duration,
+                    changed=None if same_file(*self._sides) else differing,
+                ),
             ),
             options=options,
             normaliser=self._normaliser.id,
@@ -233,7 +241,7 @@ class _Gate:
             candidate=after,
             whole=whole,
             more_utterances=more if verdict == "inconclusive" else None,
-            differing=sum(one.against_baseline.errors > 0 for one in scored),
+            differing=differing,
             sqnr_db=sqnr.db if sqnr else None,
             sqnr_frames=sqnr.frames if sqnr else 0,
             checks=checks,

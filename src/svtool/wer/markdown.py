@@ -26,6 +26,7 @@ from svtool.wer.tables import (
 _SIGNS = {"pass": "✅", "fail": "❌", "inconclusive": "⚠️"}
 # hosts refuse comments of more than 65,536 characters, and nobody reads one
 _MOST_GROUPS, _MOST_WORST, _MOST_CHARACTERS, _MOST_LINES = 12, 5, 240, 10
+_MOST_OF_A_LINE = 1000  # of a reason or a warning, whose end says what to do
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$])")
 
 
@@ -35,7 +36,7 @@ def summary(report: GateReport) -> str:
     groups += [(f"By {name}", found) for name, found in report.by_column.items()]
     parts = [
         f"### {_plain(title)} against {_plain(report.baseline.side.name)}",
-        _plain(report.reasons[0]) if report.reasons else "",
+        _plain(report.reasons[0], _MOST_OF_A_LINE) if report.reasons else "",
         _lines("", report.reasons[1:]),
         _lines("Before you trust it:", report.warnings),
         _table(signals_table(report)),
@@ -48,15 +49,15 @@ def summary(report: GateReport) -> str:
 
 
 def _lines(title: str, lines: Sequence[str]) -> str:
-    found = [f"- {_plain(line)}" for line in lines[:_MOST_LINES]]
+    found = [f"- {_plain(line, _MOST_OF_A_LINE)}" for line in lines[:_MOST_LINES]]
     more = len(lines) - len(found)
     found += [f"- and {more:,} more"] if more else []
     return "\n".join([f"{title}\n"] * bool(title) + found) if found else ""
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, most: int = _MOST_CHARACTERS) -> str:
     """One line of text as it is: no markup, and nobody is called by an `@name`, no issue by a `#1`."""
-    shortened = _short(" ".join(visible(text).split()))
+    shortened = _short(" ".join(visible(text).split()), most)
     return _SPECIAL.sub(r"\\\1", shortened).replace("@", "@\u200b").replace("://", ":\u200b//")
 
 
@@ -68,8 +69,8 @@ def _code(text: str) -> str:
     return f"{fence} {shortened} {fence}" if runs else f"{fence}{shortened}{fence}"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 1] + "…"
+def _short(text: str, most: int = _MOST_CHARACTERS) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _table(table: Table) -> str:
@@ -77,7 +78,8 @@ def _table(table: Table) -> str:
     rules = ["---" if column.text else "---:" for column in table.columns]
     rows = [names, rules, *([_plain(cell) for cell in row] for row in table.rows)]
     lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"**{_plain(table.title)}**\n\n{lines}"
+    legend = f"\n\n{_plain(table.legend)}" if table.legend else ""
+    return f"**{_plain(table.title)}**{legend}\n\n{lines}"
 
 
 def _groups(title: str, groups: Sequence[Group]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svtool.progress import Progress, Silent
-from svtool.wer.checks import ENOUGH_UTTERANCES, Check, GateOptions, alone_check, failures_check, percent
+from svtool.wer.checks import Check, GateOptions, alone_check, failures_check, few_utterances, percent
 from svtool.wer.columns import labels_of
 from svtool.wer.gate import SideScore, SideTally, alone_compared, machine, require_references, score_lines
 from svtool.wer.groups import (
@@ -106,16 +106,17 @@ def measure(
         "language": ([one.language for one in scored], ()),
         "duration": ([duration_bucket(one.duration_s) for one in scored], DURATION_BUCKETS),
     } | columns
+    whole = _rate("all", scored, options)
     return RatesReport(
         score=score,
-        whole=_rate("all", scored, options),
+        whole=whole,
         by={name: _rates(scored, *labels, options) for name, labels in groups.items()},
         worst=worst,
         checks=(
             failures_check(side.name, score.failed, len(utterances)),
             *alone_check(side.name, alone, options),
         ),
-        warnings=_warnings(side, len(utterances)),
+        warnings=_warnings(side, whole, options),
         options=options,
         normaliser=normaliser.id,
         tokeniser=tokeniser,
@@ -164,13 +165,13 @@ def _rate(name: str, members: Sequence[Scored], options: GateOptions) -> Rate:
     )
 
 
-def _warnings(side: Side, utterances: int) -> tuple[str, ...]:
-    found = [] if side.note is None else [f"{side.name}: {side.note}"]
-    if utterances < ENOUGH_UTTERANCES:
-        found.append(
-            f"only {utterances} utterances: with fewer than {ENOUGH_UTTERANCES} the interval is too narrow to trust"
-        )
-    return tuple(found)
+def _warnings(side: Side, whole: Rate, options: GateOptions) -> tuple[str, ...]:
+    reference = amount(whole.counts.reference_tokens, whole.metric)
+    return (
+        *options.notes,
+        *([] if side.note is None else [f"{side.name}: {side.note}"]),
+        *few_utterances(whole.utterances, reference),
+    )
 
 
 # --- for machines --------------------------------------------------------------------------------

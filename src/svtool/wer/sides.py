@@ -92,6 +92,12 @@ def require_same_conditions(baseline: Side, candidate: Side) -> None:
             )
 
 
+def same_file(baseline: Side, candidate: Side) -> bool:
+    """Whether one file ran on both sides: equal texts are then no measurement."""
+    pairs = ((baseline.digest, candidate.digest), (baseline.ran_digest, candidate.ran_digest))
+    return any(before is not None and before == after for before, after in pairs)
+
+
 def pairing_notes(baseline: Side, candidate: Side) -> tuple[str, ...]:
     """What makes a pair prove less than it seems to: one file on both sides, or sides that look swapped."""
     if baseline.digest is not None and baseline.digest == candidate.digest:
