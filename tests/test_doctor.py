@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import child_modules
-from svtool import doctor, probes
+from svtool import cli, doctor, probes
 from svtool.doctor import CPU, CUDA, TENSORRT, Diagnosis, Facts, judge
 from svtool.doctor_page import render
 from svtool.progress import Silent
@@ -47,8 +47,11 @@ COMMANDS = {
     "export",
     "build-trt --flavor rtx",
     "build-trt --flavor classic",
+    "calibrate",
     "build-ort",
+    "verify",
     "validate-wer",
+    "inspect",
     "transcribe ONNX",
     "transcribe plan",
     "serve",
@@ -290,6 +293,34 @@ def test_on_a_healthy_machine_everything_works() -> None:
     assert diagnosis.pair["supported"] is True
 
 
+def test_every_command_has_a_verdict() -> None:
+    """`data` and `demo` do what others do, `doctor` is this one."""
+    judged = {one.command.split()[0] for one in judge(healthy()).verdicts}
+    commands = {
+        one.name or one.callback.__name__.replace("_", "-")
+        for one in cli.app.registered_commands
+        if one.callback
+    }
+    assert commands - {"demo", "doctor"} == judged
+
+
+def test_verify_wants_a_gpu_and_inspect_only_graphs() -> None:
+    no_gpu = judge(healthy(cuda=NO_GPU)).verdicts
+    found = {one.command: one for one in no_gpu}
+    assert "svtool verify PLAN" in str(found["verify"].fix)
+    assert found["calibrate"].ok
+    broken = without(healthy(), "onnxruntime", "av", error="does not load")
+    assert verdict(broken, "inspect").ok
+    assert not verdict(broken, "calibrate").ok
+    assert not verdict(broken, "verify").ok
+    assert not verdict(without(healthy(), "onnx_ir"), "inspect").ok
+
+
+def test_one_processor_is_one_cpu() -> None:
+    one = healthy(machine={**healthy().machine, "cpus": 1})
+    assert "1 CPU," in render(judge(one), 100).plain
+
+
 @pytest.mark.parametrize(
     ("facts", "command", "why", "fix"),
     [
@@ -299,6 +330,8 @@ def test_on_a_healthy_machine_everything_works() -> None:
         (without(healthy(), "gradio"), "serve", "gradio: not installed", "[serve]"),
         (healthy(libraries={**healthy().libraries, "onnxruntime": {"version": "1.23.2", "error": None}}),
          "validate-wer", "onnxruntime 1.23.2 scores int8 twins wrongly", "1.31"),
+        (healthy(libraries={**healthy().libraries, "onnxruntime": {"version": "1.23.2", "error": None}}),
+         "verify", "onnxruntime 1.23.2 scores int8 twins wrongly", "1.31"),
         (healthy(cuda={**healthy().cuda, "bindings": {"cuda-python": {"error": "not installed"}}}),
          "transcribe plan", "cuda-python: not installed", "cuda-python"),
         (healthy(tensorrt={**healthy().tensorrt, "classic": {"error": "not installed"}},

@@ -267,6 +267,17 @@ def test_without_a_gpu_one_sentence_and_an_untouched_manifest(folder: Path) -> N
     assert manifest.manifest_path(folder / "fp16.plan").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("name", "says"), [("nope.plan", "does not exist"), ("nope.onnx", "does not exist"), ("", "is a folder")]
+)
+def test_what_is_not_there_is_said_before_anything_else(tmp_path: Path, name: str, says: str) -> None:
+    result = runner.invoke(app, ["verify", str(tmp_path / name), "--json"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = [one for one in result.stderr.splitlines() if one.strip()]
+    assert f"{tmp_path / name} {says}" in line
+    assert "has no manifest" not in line
+
+
 def test_what_is_no_plan_is_refused(folder: Path) -> None:
     result = runner.invoke(app, ["verify", str(folder / "fp16.onnx")])
     assert result.exit_code == 1

@@ -27,6 +27,7 @@ TIME_LIMIT_S = 60.0  # a first CUDA start takes seconds, an import on a cold dis
 _AT_ONCE = 3
 CPU, CUDA, TENSORRT = probes.CPU, "CUDAExecutionProvider", "TensorrtExecutionProvider"
 BASE = ("numpy", "onnx", "onnx_ir", "onnxruntime", "av", "soxr", "sentencepiece", "yaml", "rapidfuzz")
+READS = ("numpy", "onnx", "onnx_ir")  # of the base: what graphs are read with
 EXPORT = ("torch", "onnxscript", "onnxsim")
 SERVE = ("fastapi", "uvicorn", "python_multipart", "gradio")
 _HUB = ("huggingface-hub", "modelscope")
@@ -190,8 +191,11 @@ def judge(facts: Facts) -> Diagnosis:
         _export(facts),
         _build_rtx(facts),
         _build_classic(facts),
+        _needs_base("calibrate", base, "on the CPU"),
         _needs_base("build-ort", base, _ort_words(facts)),
+        _verify(facts, base),
         _validate(facts, base),
+        _inspect(facts),
         base,
         _plan(facts),
         _serve(facts, base),
@@ -258,16 +262,39 @@ def _needs_base(command: str, base: Verdict, words: str) -> Verdict:
 
 
 def _validate(facts: Facts, base: Verdict) -> Verdict:
+    words = "plans too" if _plan(facts).ok else "a plan is judged by its ONNX twin"
+    return _scores_int8(facts, _needs_base("validate-wer", base, words))
+
+
+def _verify(facts: Facts, base: Verdict) -> Verdict:
+    """Needs what runs a plan, and what runs its twin."""
+    plan = _plan(facts)
+    if not facts.devices:
+        return Verdict("verify", False, plan.why, "svtool verify PLAN  (on the GPU that the plan is for)")
+    if not plan.ok:
+        return Verdict("verify", False, plan.why, plan.fix)
+    return _scores_int8(facts, _needs_base("verify", base, f"a plan against its ONNX twin, {plan.why}"))
+
+
+def _scores_int8(facts: Facts, verdict: Verdict) -> Verdict:
+    """The same verdict, unless ONNX Runtime is too old for int8 twins."""
     here = str(facts.libraries["onnxruntime"].get("version"))
     numbers = tuple(int(part) for part in here.split(".")[:2] if part.isdigit())
-    if base.ok and numbers < INT8_TRUE_FROM:
-        least = ".".join(map(str, INT8_TRUE_FROM))
-        why = f"fp16 and fp32 only: onnxruntime {here} scores int8 twins wrongly before {least}"
-        return Verdict(
-            "validate-wer", False, why, f"pip install 'onnxruntime-gpu>={least}'  (Python 3.11 or newer)"
-        )
-    words = "plans too" if _plan(facts).ok else "a plan is judged by its ONNX twin"
-    return _needs_base("validate-wer", base, words)
+    if not verdict.ok or numbers >= INT8_TRUE_FROM:
+        return verdict
+    least = ".".join(map(str, INT8_TRUE_FROM))
+    why = f"fp16 and fp32 only: onnxruntime {here} scores int8 twins wrongly before {least}"
+    fix = f"pip install 'onnxruntime-gpu>={least}'  (Python 3.11 or newer)"
+    return Verdict(verdict.command, False, why, fix)
+
+
+def _inspect(facts: Facts) -> Verdict:
+    """Loads no runtime, so it answers where nothing else does."""
+    failed = {one: facts.libraries[one].get("error") for one in READS if facts.libraries[one].get("error")}
+    if failed:
+        why = "; ".join(f"{one}: {error}" for one, error in failed.items())
+        return Verdict("inspect", False, why, _INSTALL.format(""))
+    return Verdict("inspect", True, "any artifact, on any machine")
 
 
 def _plan(facts: Facts) -> Verdict:

@@ -17,6 +17,7 @@ from svtool.doctor import (
     no_gpu,
     path_words,
 )
+from svtool.errors import counted
 from svtool.sections import Row, Section, page, size_words
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _machine_rows(facts: Facts) -> Iterator[Row]:
         if memory
         else ""
     )
-    yield Row("processor", f"{machine['cpus']} CPUs{words}")
+    yield Row("processor", f"{counted(machine['cpus'] or 0, 'CPU')}{words}")
     yield Row(
         "int8 on it", f"{int8_words(facts.cpu_flags)} ({', '.join(facts.cpu_flags) or 'no flags known'})"
     )

@@ -108,6 +108,15 @@ def verify(
 
     Raises SvtoolError, and leaves the manifest alone, when the plan cannot be opened here.
     """
+    if plan.is_dir():
+        raise ArtifactError(
+            f"{plan} is a folder: name the plan in it, as in  svtool verify {plan / 'int8.plan'}"
+        )
+    if not plan.is_file():
+        raise ArtifactError(
+            f"{plan} does not exist: copy it here with its manifest and twin, or build it with  "
+            f"svtool build-trt MODEL -o {plan}"
+        )
     if plan.suffix != ".plan":
         raise ArtifactError(
             f"{plan} is no plan: svtool verify runs .plan files; compare other artifacts with  svtool validate-wer"
