@@ -202,6 +202,40 @@ def test_a_side_that_fails_on_everything_is_an_error_and_not_a_score() -> None:
         run([TEXT] * 3, [Answer(error="no such provider")] * 3)
 
 
+BAD = Answer(error="a.wav is not in a known audio format", bad_audio=True)
+LISTED = GateOptions(data={"list": "my lists/l.jsonl"})
+
+
+def test_a_list_of_bad_audio_is_blamed_and_not_the_model() -> None:
+    with pytest.raises(SvtoolError) as refused:
+        run([BAD] * 7, [BAD] * 7, LISTED)
+    said = str(refused.value)
+    assert said.startswith("my lists/l.jsonl: the audio of 7 of 7 utterances cannot be used by any model")
+    assert "(a.wav is not in a known audio format; " in said
+    assert "; and 2 more)" in said
+    assert said.endswith("svtool data check 'my lists/l.jsonl'")
+    assert "base" not in said
+
+
+@pytest.mark.parametrize("saved", [False, True])  # saved texts need no audio, so that one side alone fails
+def test_bad_audio_among_good_is_told_once_and_charged_to_no_side(saved: bool) -> None:
+    good: list[str | Answer] = [TEXT] * 2000
+    bad = [*good[:-1], BAD]
+    report = run(good if saved else bad, bad, LISTED)
+    assert report.verdict == "fail"
+    (reason,) = report.reasons[-1:] if not saved else [one for one in report.reasons if "audio" in one]
+    assert "the audio of 1 of 2,000 utterances cannot be used by any model (a.wav is not" in reason
+    assert not any("failed on" in one for one in report.reasons)
+    assert report.candidate.failed == (("u1999", BAD.error),)
+
+
+def test_what_both_sides_fail_on_is_told_once_and_points_at_the_audio() -> None:
+    failed: list[str | Answer] = [*[TEXT] * 1999, Answer(error="out of memory")]
+    (reason,) = run(failed, failed, LISTED).reasons
+    assert "both sides failed on the same 1 of 2,000 utterances, so look at their audio" in reason
+    assert "(u1999: out of memory): svtool data check 'my lists/l.jsonl'" in reason
+
+
 # --- what goes in ---------------------------------------------------------------------------------
 
 

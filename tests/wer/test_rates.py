@@ -52,6 +52,11 @@ def test_failures_are_an_error_and_few_utterances_a_warning() -> None:
     report = measure(side("e", [TEXT, Answer(error="broken")]), utterances([TEXT] * 2))
     assert report.exit_code == 1
     assert any("only 2 utterances" in warning for warning in report.warnings)
+    bad = Answer(error="a.wav is broken", bad_audio=True)
+    report = measure(side("e", [TEXT, bad]), utterances([TEXT] * 2))
+    assert report.exit_code == 1
+    (told,) = [one.message for one in report.checks if one.passed is False]
+    assert "the audio of 1 of 2 utterances cannot be used by any model (a.wav is broken)" in told
     with pytest.raises(SvtoolError, match="without reference text"):
         measure(side("e", [TEXT]), utterances([None]))
 

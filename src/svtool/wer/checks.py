@@ -6,6 +6,7 @@ Knows numbers and limits. Knows nothing of how they were measured.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,7 @@ from typing import Literal
 from svtool.errors import UsageError, counted
 from svtool.wer.groups import Group
 from svtool.wer.score import Counts, Korean, utterances_to_decide
+from svtool.wer.sides import bad_audio_words
 from svtool.wer.words import amount, signed
 
 Verdict = Literal["pass", "fail", "inconclusive"]
@@ -88,6 +90,21 @@ def failures_check(name: str, failed: Sequence[tuple[str, str]], utterances: int
         f" ({shown})" if failed else ""
     )
     return Check(f"failed utterances of {name}", len(failed), 0, not failed, message)
+
+
+def audio_check(
+    bad: Sequence[str], shared: Sequence[str], utterances: int, listed: str | None
+) -> Iterator[Check]:
+    """What is no side's fault. `bad`: errors of the audio itself; `shared`: of utterances that both sides failed on."""
+    if bad:
+        yield Check("unusable audio", len(bad), 0, False, bad_audio_words(bad, utterances, listed))
+    if shared:
+        first = "; ".join(shared[:5]) + ("; …" if len(shared) > 5 else "")
+        said = (
+            f"both sides failed on the same {len(shared):,} of {counted(utterances, 'utterance')}, so look at "
+            f"their audio ({first}): svtool data check {shlex.quote(listed or 'LIST')}"
+        )
+        yield Check("failed utterances of both sides", len(shared), 0, False, said)
 
 
 def disagreement_check(judged: Counts, utterances: int, options: GateOptions) -> Iterator[Check]:

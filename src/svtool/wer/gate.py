@@ -26,6 +26,7 @@ from svtool.wer.checks import (
     GateOptions,
     Verdict,
     alone_check,
+    audio_check,
     bucket_checks,
     decide,
     disagreement_check,
@@ -78,9 +79,14 @@ class SideScore:
     counts: Counts
     interval: Interval | None  # 95 % of the rate, as a fraction
     failed: tuple[tuple[str, str], ...]  # (id, error); scored as empty texts
+    bad_audio: frozenset[str]  # ids of those whose audio is to blame
     empty: int  # answers without a token where the reference has some
     punctuation: int  # characters in the raw texts
     alone: AloneCheck | None
+
+    @property
+    def own_failed(self) -> tuple[tuple[str, str], ...]:
+        return tuple(one for one in self.failed if one[0] not in self.bad_audio)
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,7 @@ class SideTally:
 
     counts: list[Counts] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    bad_audio: set[str] = field(default_factory=set)
     empty: int = 0
     punctuation: int = 0
 
@@ -154,6 +161,8 @@ class SideTally:
         self.counts.append(counts)
         if answer.error is not None:
             self.failed.append((utterance.id, answer.error))
+            if answer.bad_audio:
+                self.bad_audio.add(utterance.id)
         self.empty += counts.hypothesis_tokens == 0 and counts.reference_tokens > 0
         self.punctuation += punctuation(answer.text)
 
@@ -165,6 +174,7 @@ class SideTally:
             total(self.counts),
             rate_interval(errors, tokens, resamples=resamples, seed=seed),
             tuple(self.failed),
+            frozenset(self.bad_audio),
             self.empty,
             self.punctuation,
             alone,
@@ -190,7 +200,7 @@ class _Gate:
     def run(self, results: Results, measure_sqnr: SqnrMeter | None) -> GateReport:
         options, utterances = self._options, self._utterances
         for role, side in zip(ROLES, self._sides, strict=True):
-            fill(results, role, side, self._progress)
+            fill(results, role, side, self._progress, listed=options.data.get("list"))
         answers = [results.answers(role) for role in ROLES]
         scorer = Scorer(self._normaliser, self._tokeniser, utterances, *answers)
         scored, tallies, tags = self._score(scorer, answers)
@@ -205,8 +215,9 @@ class _Gate:
         )
         sqnr = self._sqnr(measure_sqnr)
         checks = (
-            *self._side_checks(before),
-            *self._side_checks(after),
+            *shared_failures(before, after, utterances, options),
+            *self._side_checks(before, after),
+            *self._side_checks(after, before),
             *disagreement_check(
                 total(scored[i].against_baseline for i in self._judged), len(self._judged), options
             ),
@@ -282,9 +293,10 @@ class _Gate:
     def _tokens(self, text: str) -> list[str]:
         return self._tokeniser(self._normaliser(text))
 
-    def _side_checks(self, score: SideScore) -> tuple[Check, ...]:
-        name = score.side.name
-        failures = failures_check(name, score.failed, len(self._utterances))
+    def _side_checks(self, score: SideScore, other: SideScore) -> tuple[Check, ...]:
+        name, alike = score.side.name, dict(other.failed)
+        own = [one for one in score.own_failed if one[0] not in alike]
+        failures = failures_check(name, own, len(self._utterances))
         return (failures, *alone_check(name, score.alone, self._options))
 
     def _sqnr(self, measure: SqnrMeter | None) -> Sqnr | None:
@@ -293,6 +305,16 @@ class _Gate:
         indices = _spread(len(self._utterances), self._options.sqnr_sample)
         self._progress.stage("Comparing logits")
         return measure([self._utterances[index] for index in indices])
+
+
+def shared_failures(
+    before: SideScore, after: SideScore, utterances: Sequence[Utterance], options: GateOptions
+) -> Iterator[Check]:
+    errors, others = dict(before.failed) | dict(after.failed), dict(before.failed)
+    unusable = before.bad_audio | after.bad_audio
+    bad = [errors[one.id] for one in utterances if one.id in unusable]
+    shared = [f"{one}: {error}" for one, error in after.own_failed if one in others and one not in unusable]
+    yield from audio_check(bad, shared, len(utterances), options.data.get("list"))
 
 
 def require_references(utterances: Sequence[Utterance]) -> None:

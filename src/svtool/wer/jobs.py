@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from svtool.errors import ArtifactError, SvtoolError
+from svtool.errors import ArtifactError, AudioError, SvtoolError
 from svtool.recognizer import Options, Recognizer, open_recognizer
 from svtool.wer.sides import Answer
 
@@ -89,7 +89,7 @@ def _transcribed(
 ) -> Iterator[Answer]:
     for result in recognizer.transcribe_files([one.audio for one in utterances], options):
         if isinstance(result, SvtoolError):
-            yield Answer(error=str(result))
+            yield Answer(error=str(result), bad_audio=isinstance(result, AudioError))
         else:
             yield Answer.of(result, result.duration_s)
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from svtool.errors import SvtoolError, counted
 from svtool.manifest import sha256_bytes
-from svtool.wer.sides import ROLES, Answer, Role, each_once
+from svtool.wer.sides import ROLES, Answer, Role, all_failed, each_once
 
 if TYPE_CHECKING:
     from svtool.progress import Progress
@@ -178,8 +178,8 @@ class Results:
             self._places[role][index], self._lengths[role][index] = place, length
 
 
-def fill(results: Results, role: Role, side: Side, progress: Progress) -> None:
-    """Ask the side for every answer that is not there yet."""
+def fill(results: Results, role: Role, side: Side, progress: Progress, *, listed: str | None = None) -> None:
+    """Ask the side for every answer that is not there yet. `listed`: the list, as commands call it."""
     missing = results.missing(role)
     if done := len(results.utterances) - len(missing):
         progress.note(f"{counted(done, 'answer')} of {side.name} found in {results.path}")
@@ -200,8 +200,7 @@ def fill(results: Results, role: Role, side: Side, progress: Progress) -> None:
             progress.note(f"the answers so far are kept in {results.path}: the same command goes on there")
         raise
     if failed == len(results.utterances):
-        first = results.read(role, 0).error
-        raise SvtoolError(f"{side.name} failed on every utterance; the first error was: {first}")
+        raise all_failed(side.name, results.answers(role), listed)
 
 
 def answer_of(line: Mapping[str, Any]) -> Answer:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from svtool.progress import Progress, Silent
-from svtool.wer.checks import Check, GateOptions, alone_check, failures_check, few_utterances, percent
+from svtool.wer.checks import (
+    Check,
+    GateOptions,
+    alone_check,
+    audio_check,
+    failures_check,
+    few_utterances,
+    percent,
+)
 from svtool.wer.columns import labels_of
 from svtool.wer.gate import SideScore, SideTally, alone_compared, machine, require_references, score_lines
 from svtool.wer.groups import (
@@ -90,7 +98,7 @@ def measure(
     require_references(utterances)
     normaliser, tokeniser = get_normaliser(options.normaliser), Tokeniser(options.korean)
     with Results(results, utterances, head_of({"candidate": side}, options.data)) as kept:
-        fill(kept, "candidate", side, progress)
+        fill(kept, "candidate", side, progress, listed=options.data.get("list"))
         said = kept.answers("candidate")
         scorer = Scorer(normaliser, tokeniser, utterances, said, said)
         scored, tally = _scored(scorer, utterances, progress)
@@ -113,7 +121,13 @@ def measure(
         by={name: _rates(scored, *labels, options) for name, labels in groups.items()},
         worst=worst,
         checks=(
-            failures_check(side.name, score.failed, len(utterances)),
+            *audio_check(
+                [error for one, error in score.failed if one in score.bad_audio],
+                (),
+                len(utterances),
+                options.data.get("list"),
+            ),
+            failures_check(side.name, score.own_failed, len(utterances)),
             *alone_check(side.name, alone, options),
         ),
         warnings=_warnings(side, whole, options),

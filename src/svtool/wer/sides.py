@@ -5,6 +5,7 @@ Knows answers (texts and tags) and where they came from. Knows nothing of scorin
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ ROLES: tuple[Role, Role] = ("baseline", "candidate")
 SHARED_CONDITIONS = ("segmentation", "frontend", "dither", "language", "itn")
 # A baseline less exact than its candidate is most likely a mistake on the command line.
 _EXACTNESS = {"int8": 1, "int8-weights": 2, "fp16": 3, "fp32": 4}
+_FIRST = 5  # files named in a message about many
 TAGS = ("language", "emotion", "events", "itn")
 
 
@@ -52,6 +54,7 @@ class Answer:
     itn: bool | None = None
     duration_s: float | None = None
     error: str | None = None
+    bad_audio: bool = False  # the error is the audio's, so any other side fails on it too
 
     @classmethod
     def of(cls, heard: Heard, duration_s: float | None = None) -> Answer:
@@ -123,8 +126,26 @@ def collect_answers(side: Side, utterances: Sequence[Utterance], progress: Progr
     progress.stage(f"Transcribing with {side.name}", total=len(utterances))
     answers = collect(side.name, side.transcribe, utterances, progress)
     if all(answer.error is not None for answer in answers):
-        raise SvtoolError(f"{side.name} failed on every utterance; the first error was: {answers[0].error}")
+        raise all_failed(side.name, answers, None)
     return answers
+
+
+def all_failed(name: str, answers: Iterable[Answer], listed: str | None) -> SvtoolError:
+    """Whose fault it is: the audio's when each error is, else the side's."""
+    failed = list(answers)
+    own = next((one.error for one in failed if not one.bad_audio), None)
+    if own is not None:
+        return SvtoolError(f"{name} failed on every utterance; the first error was: {own}")
+    return SvtoolError(bad_audio_words([str(one.error) for one in failed], len(failed), listed))
+
+
+def bad_audio_words(reasons: Sequence[str], utterances: int, listed: str | None) -> str:
+    """`reasons` name the files. The list is checked by a command that looks at all of them."""
+    more = len(reasons) - _FIRST
+    first = "; ".join(reasons[:_FIRST]) + (f"; and {more:,} more" if more > 0 else "")
+    of = f"{len(reasons):,} of {counted(utterances, 'utterance')}"
+    check = f": see all with  svtool data check {shlex.quote(listed)}" if listed else ""
+    return f"{listed or 'the list'}: the audio of {of} cannot be used by any model ({first}){check}"
 
 
 def collect(
