@@ -23,7 +23,7 @@ from svtool import build_ranges, flavor, manifest, parity, plan, precision, quan
 from svtool import graph as graphs
 from svtool.assets import Assets
 from svtool.backends import Batch, load_backend
-from svtool.build import BuildOptions, build
+from svtool.build import BuildOptions, SearchOptions, build
 from svtool.calibration import Calibration, calibrate, read_cache, save_cache
 from svtool.config import CalibrationConfig, Profile
 from svtool.errors import ArtifactError, MissingDependency, UsageError
@@ -66,6 +66,7 @@ def files(folder: Path) -> set[str]:
 
 def interop_folder(folder: Path, assets: Assets, count: int = 3) -> Path:
     """A model with the files an export puts beside it, and a list of recordings."""
+    folder.mkdir(exist_ok=True)
     for path in assets.root.iterdir():
         if path.is_file() and path.suffix != ".pt":
             shutil.copy(path, folder)
@@ -254,12 +255,37 @@ def test_a_named_cache_of_another_model_is_refused(folder: Path) -> None:
         (BuildOptions(head="beam"), "greedy or logits"),
         (BuildOptions(output=Path("engine.bin")), r"does not end in \.plan"),
         (BuildOptions(precision="int8", data="a", calibration=Path("b")), "exclude each other"),
+        (
+            BuildOptions(precision="int8-weights", budget=SearchOptions(0.5)),
+            "--weight-only and --drift-budget",
+        ),
         (BuildOptions(flavor="best"), "not one of auto, rtx, classic"),
     ],
 )
 def test_options_that_mean_nothing_are_usage_errors(folder: Path, options: BuildOptions, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         build(folder, options)
+
+
+def test_the_twin_replaces_no_file_of_another_kind(folder: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    (folder / "mine.onnx").write_bytes(b"somebody's")
+    with pytest.raises(UsageError, match=r"mine\.onnx would be replaced by the twin of mine\.plan"):
+        build(folder, BuildOptions(output=folder / "mine.plan"))
+    manifest.write_manifest(folder / "mine.onnx", {"kind": "engine", "provider": "cpu"})
+    with pytest.raises(UsageError, match=r"it is no twin of a plan"):
+        build(folder, BuildOptions(output=folder / "mine.plan"))
+    assert (folder / "mine.onnx").read_bytes() == b"somebody's"
+
+
+def test_an_engine_apart_from_its_tokenizer_is_told(tmp_path: Path, tiny_assets: Assets) -> None:
+    folder = interop_folder(tmp_path / "model", tiny_assets)
+    source = read_source(folder / "model.onnx")
+    said = source.apart(tmp_path)
+    assert said is not None
+    assert "lacks am.mvn, chn_jpn_yue_eng_ko_spectok.bpe.model, config.yaml" in said
+    assert f"copy them from {folder}" in said
+    assert source.apart(folder) is None
 
 
 def test_the_twin_never_replaces_the_model(folder: Path) -> None:

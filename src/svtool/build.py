@@ -16,7 +16,7 @@ from svtool import manifest
 from svtool.build_ranges import Ranges, cache_of, find_ranges, refuse_bad
 from svtool.build_report import BuildReport
 from svtool.build_search import Budget, Searched, find_map, overlap_warning
-from svtool.calibration import read_cache
+from svtool.calibration import read_cache, save_cache
 from svtool.child import Finished, run_child
 from svtool.config import Config, GateConfig, Profile, load_config
 from svtool.errors import ArtifactError, SvtoolError, UsageError
@@ -41,6 +41,7 @@ from svtool.wer.checks import GateOptions
 PRECISIONS = ("fp16", "int8", "int8-weights")
 HEADS = ("greedy", "logits")
 TINY_DRIFT = "tiny:drift"
+POOR_INT8_DB = 20.0  # the embedded model reaches 33, a random one of full size 29
 _LIBRARIES = ("onnx", "onnx-ir", "onnxruntime-gpu", "onnxruntime", "numpy")
 
 
@@ -103,6 +104,8 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
     gc.collect()  # graphs are full of cycles: the weights read for the digest would stay while the children work
     profiles = options.profiles or options.settings.engine.profiles
     estimates = check_profiles(source, profiles, options.head, notes.progress.note, notes.warn)
+    if apart := source.apart(plan.parent):
+        notes.warn(apart)
     budget = _budget(source, options) if options.budget is not None else None
     ranges = find_ranges(
         source,
@@ -117,9 +120,10 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
         cache = job.calibrated(ranges) if ranges is not None else None
         searched = job.search(budget, cache) if budget is not None and cache is not None else None
         prepared = searched.prepared if searched is not None else job.prepare(cache)
+        _note_likeness(options, prepared.value["parity"], notes)
         built = _build_engine(source, flavor, options, profiles, prepared, work, notes)
         manifests = _manifests(source, flavor, options, profiles, prepared, built, twin, searched)
-        _publish(work, plan, twin, ranges, manifests)
+        _publish(work, plan, twin, manifests)
         verified = _verified(plan, twin, options, notes) if has_cuda_device() else None
         job.journal.unlink(missing_ok=True)
     return BuildReport(
@@ -137,7 +141,7 @@ def build(model_path: Path, options: BuildOptions, progress: Progress | None = N
         parity=prepared.value["parity"],
         quantized_layers=len(prepared.value["quantized"]),
         int8_share=prepared.value["int8_share"],
-        calibration=ranges.text if ranges is not None else None,
+        calibration=ranges.described if ranges is not None else None,
         seconds={"graph": round(prepared.wall_s, 2), "plan": round(built.wall_s, 2)},
         peak_rss_bytes={"graph": prepared.peak_rss_bytes, "plan": built.peak_rss_bytes},
         requested=built.value["requested"],
@@ -191,6 +195,8 @@ class _Job:
         )
         made = read_cache(cache)
         refuse_bad(made, ranges)
+        if ranges.keep_as is not None:  # at once: the build after it may be stopped
+            save_cache(ranges.keep_as, made)
         self._notes.warnings += made.warnings  # said aloud when the ranges were measured
         return cache
 
@@ -244,13 +250,30 @@ def _outputs(path: Path, options: BuildOptions) -> tuple[Path, Path]:
     twin = plan.with_suffix(".onnx")
     if twin.resolve() == path.resolve():
         raise UsageError(f"the twin of {plan} would replace {path}: choose another name with -o")
+    if twin.exists() and not _is_twin(twin):
+        raise UsageError(
+            f"{twin} would be replaced by the twin of {plan.name}, and it is no twin of a plan: "
+            "choose another name with -o"
+        )
     return plan, twin
+
+
+def _is_twin(path: Path) -> bool:
+    """What an earlier build put there; engines of build-ort name the provider they are for."""
+    if not manifest.manifest_path(path).is_file():
+        return False
+    described = manifest.read_manifest(path)
+    return described.get("kind") == "engine" and "provider" not in described
 
 
 def _check_options(options: BuildOptions) -> None:
     if options.data and options.calibration:
         raise UsageError(
             "--data and --calibration exclude each other: a cache already holds the ranges of a list"
+        )
+    if options.budget is not None and options.precision == "int8-weights":
+        raise UsageError(
+            "--weight-only and --drift-budget exclude each other: a search chooses layers for full int8"
         )
     if options.budget is not None and options.precision != "int8":
         raise UsageError("--drift-budget searches for int8 layers: give it with --int8")
@@ -357,6 +380,15 @@ def _build_seconds(source: Source, profiles: int) -> float:
     return 3.0 + 48.0 * source.parameters / 234e6 * (1 + 0.8 * (profiles - 1))
 
 
+def _note_likeness(options: BuildOptions, parity: Mapping[str, Any], notes: _Notes) -> None:
+    likeness = parity["sqnr_db"]
+    if options.precision == "int8" and likeness is not None and likeness < POOR_INT8_DB:
+        notes.warn(
+            f"the int8 graph resembles float32 poorly ({likeness:.1f} dB on random features): measure what it costs "
+            "with  svtool validate-wer  before you serve it"
+        )
+
+
 def _note_runtime(prepared: Mapping[str, Any], notes: _Notes) -> None:
     here = str(prepared["parity"]["onnxruntime"])
     numbers = tuple(int(part) for part in here.split(".")[:2] if part.isdigit())
@@ -433,7 +465,6 @@ def _publish(
     work: Path,
     plan: Path,
     twin: Path,
-    ranges: Ranges | None,
     manifests: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     """Rename everything into place; an artifact without its manifest counts as absent, so manifests go last."""
@@ -441,8 +472,6 @@ def _publish(
     of_plan["twin_sha256"] = manifest.sha256_file(work / "twin.onnx")
     for artifact in (plan, twin):
         manifest.manifest_path(artifact).unlink(missing_ok=True)
-    if ranges is not None and ranges.keep_as is not None:
-        (work / "calibration.json").replace(ranges.keep_as)
     try:
         (work / "twin.onnx").replace(twin)
         (work / "engine.plan").replace(plan)

@@ -72,6 +72,7 @@ class OrtOptions:
 
 @dataclass(frozen=True)
 class OrtReport:
+    model: Path
     engine: Path
     precision: str
     head: str
@@ -88,7 +89,7 @@ class OrtReport:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        paths = {"engine": str(self.engine), "warnings": list(self.warnings)}
+        paths = {"model": str(self.model), "engine": str(self.engine), "warnings": list(self.warnings)}
         return {"schema": "svtool.build-ort/1"} | self.__dict__ | paths
 
 
@@ -103,7 +104,8 @@ def build_ort(model_path: Path, options: OrtOptions, progress: Progress | None =
     keep = (*options.settings.precision.exclude, *options.keep) if options.precision == "int8" else ()
     source = read_source(path, options.head, keep=keep)
     gc.collect()  # graphs are full of cycles: the weights read for the digest would stay while the child works
-    warnings = [f"warning: {one}" for one in _warnings(options)]
+    apart = source.apart(engine.parent)
+    warnings = [f"warning: {one}" for one in (*_warnings(options), *([apart] if apart else []))]
     for one in warnings:
         progress.note(one)
     ranges = _ranges(source, options, progress)
@@ -113,6 +115,7 @@ def build_ort(model_path: Path, options: OrtOptions, progress: Progress | None =
         _publish(work, engine, ranges, _manifest(source, options, prepared))
     done = prepared.value
     return OrtReport(
+        model=source.path,
         engine=engine,
         precision=options.precision,
         head=options.head,
@@ -122,7 +125,7 @@ def build_ort(model_path: Path, options: OrtOptions, progress: Progress | None =
         parity=done["parity"],
         quantized_layers=len(done["quantized"]),
         int8_share=done["int8_share"],
-        calibration=ranges.text if ranges is not None else None,
+        calibration=ranges.described if ranges is not None else None,
         seconds=round(prepared.wall_s, 2),
         peak_rss_bytes=prepared.peak_rss_bytes,
         onnxruntime=done["parity"]["onnxruntime"],
@@ -196,7 +199,9 @@ def _warnings(options: OrtOptions) -> list[str]:
             "been measured; svtool build-trt --int8 is the engine made for it"
         ]
     if options.device == "cpu" and options.precision == "fp16":
-        return ["ONNX Runtime computes fp16 in float32 on a CPU: half the file, not faster; --int8 is"]
+        return [
+            "ONNX Runtime computes fp16 in float32 on a CPU: the file is half as large and no faster; --int8 is faster"
+        ]
     return []
 
 
@@ -323,7 +328,7 @@ def _rows(report: OrtReport) -> list[tuple[str, str]]:
         ("time", f"{report.seconds:.1f} s, peak memory {megabytes(report.peak_rss_bytes)}"),
         (
             "next",
-            f"svtool validate-wer {report.engine.parent / 'model.onnx'} {report.engine}"
+            f"svtool validate-wer {report.model} {report.engine}"
             + ("" if report.device == "cpu" else "  --device cuda"),
         ),
     ]

@@ -35,7 +35,12 @@ class Ranges:
     text: str
     cache: Path | None = None
     list: str | None = None
-    keep_as: Path | None = None  # where a new cache goes when the build succeeds
+    keep_as: Path | None = None  # where a new cache goes
+
+    @property
+    def described(self) -> str:
+        """Where they came from and where they lie."""
+        return f"{self.text}, kept in {self.keep_as}" if self.keep_as is not None else self.text
 
 
 def find_ranges(
@@ -53,7 +58,9 @@ def find_ranges(
         return Ranges(str(calibration), cache=calibration)
     if data is not None:
         return _of_list(source, settings, data, progress)
-    for path in sorted(COMMITTED.glob("*.json")):
+    # int8 is made from audio that somebody named; what fp16 asks of ranges, any of the same model can answer
+    beside = [] if needed else source.path.parent.glob("*.calibration.json")
+    for path in (*sorted(COMMITTED.glob("*.json")), *sorted(beside)):
         try:
             load_cache(path, source.digest, frontend=frontend_of(source))
         except SvtoolError:

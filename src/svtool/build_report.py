@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svtool.build_search import describe
+from svtool.errors import counted
 from svtool.flavor import RTX_PORTABLE
 from svtool.profiles import megabytes
 from svtool.search import Found, Step
@@ -88,7 +89,9 @@ def _rows(report: BuildReport) -> list[tuple[str, str]]:
         ),
     ]
     if report.search and report.search.best:
-        rows.append(("budget", describe(report.search.best.signals)))
+        signals = report.search.best.signals
+        why = "" if signals.verdict == "pass" else f": {'; '.join(signals.reasons)}"
+        rows.append(("budget", describe(signals) + why))
     if report.quantized_layers:
         kind = "int8 weights" if report.precision == "int8-weights" else "int8"
         rows.append(
@@ -108,13 +111,14 @@ def _rows(report: BuildReport) -> list[tuple[str, str]]:
             ", ".join(f"{name} {megabytes(size)}" for name, size in report.peak_rss_bytes.items()),
         ),
         ("run on a GPU", report.verified_on or f"not yet: on the target,  svtool verify {report.plan}"),
+        *(("warning", warning) for warning in report.warnings),
     ]
 
 
 def _why_larger(report: BuildReport) -> str:
     if report.plan_bytes < 2 * report.twin_bytes:
         return ""
-    return "; it carries more than the weights, which on a model this small outweighs them"
+    return "; beside the weights it holds what a GPU needs to run it, on a model this small the larger part"
 
 
 def _path(found: Found) -> RenderableType:
@@ -122,8 +126,8 @@ def _path(found: Found) -> RenderableType:
     from rich.table import Table
 
     table = Table(title="search: what was tried", title_justify="left")
-    for name in ("measured on", "in int8", "back in fp16", "drift", "disagree", "SQNR", ""):
-        table.add_column(name)
+    for name in ("measured on", "in int8", "back in fp16", "drift", "disagree", "SQNR", "limits"):
+        table.add_column(name, overflow="fold")
     for step in found.steps:
         table.add_row(*_cells(step))
     if found.best is None or not found.best.fp16:
@@ -136,12 +140,19 @@ def _cells(step: Step) -> tuple[str, ...]:
     return (
         step.on,
         f"{100 * step.share:.1f} %",
-        f"{len(step.fp16)} groups" if step.fp16 else "nothing",
+        _returned(step.fp16),
         "-" if signals.drift is None else f"{signals.drift:+.2f}",
         "-" if signals.disagreement is None else f"{signals.disagreement:.2f} %",
         "-" if signals.sqnr_db is None else f"{signals.sqnr_db:.1f} dB",
-        "holds" if step.holds else "fails",
+        "fail" if not step.holds else "hold" if signals.verdict == "pass" else "hold, unproven",
     )
+
+
+def _returned(groups: Sequence[str]) -> str:
+    """The group's name when it is one: two maps of one group each must be told apart."""
+    if len(groups) != 1:
+        return counted(len(groups), "group") if groups else "nothing"
+    return groups[0].replace("encoder.", "")
 
 
 def _targets(capability: str | None) -> str:

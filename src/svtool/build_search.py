@@ -220,11 +220,32 @@ def _facts(
 
 
 def _nothing_holds(source: Source, budget: Budget, found: Found, journal: Path) -> str:
-    best = min(found.steps, key=lambda step: (step.signals.drift is None, step.signals.drift or 0.0))
+    """Which limit stood in the way, how near the best map came, and what to change."""
+    limits = budget.limits
+    best = max(found.steps, key=lambda step: _nearness(step.signals, limits))
+    options = [name for name, over in _over_limits(best.signals, limits).items() if over]
+    change = f"allow more with {' and '.join(options)}, " if options else ""
     reasons = "; ".join(best.signals.reasons)
     return (
-        f"no int8 map of {source.path} keeps within {budget.limits.drift_budget:g} points on {budget.data}: with "
-        f"{100 * best.share:.1f} % of linear work in int8, {describe(best.signals)} ({reasons}). Build in half "
-        "precision with  svtool build-trt --fp16 , allow more with --drift-budget, or calibrate on other audio; "
-        f"all {len(found.steps)} measurements are in {journal}"
+        f"no int8 map of {source.path} keeps within its limits on {budget.data}: the best of {counted(len(found.steps), 'map')} tried, "
+        f"with {100 * best.share:.1f} % of linear work in int8, gave {describe(best.signals)} ({reasons}). "
+        f"To go on, {change}calibrate on other audio, or build in half precision with  svtool build-trt "
+        f"{source.path} --fp16 ; all measurements are in {journal}"
     )
+
+
+def _over_limits(signals: Signals, limits: GateConfig) -> dict[str, bool]:
+    """Options whose limit the signals break."""
+    drift, disagreement, sqnr = signals.drift, signals.disagreement, signals.sqnr_db
+    most, least = limits.max_disagreement, limits.min_sqnr_db
+    return {
+        "--drift-budget": drift is None or drift > limits.drift_budget,
+        "--max-disagreement": most is not None and disagreement is not None and disagreement > most,
+        "--min-sqnr": least is not None and sqnr is not None and sqnr < least,
+    }
+
+
+def _nearness(signals: Signals, limits: GateConfig) -> tuple[int, float, float]:
+    """Fewer broken limits first, then less drift, then a better SQNR."""
+    broken = sum(_over_limits(signals, limits).values())
+    return (-broken, -max(0.0, signals.drift or 0.0), signals.sqnr_db or 0.0)

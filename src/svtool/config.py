@@ -36,6 +36,9 @@ class Profile:
         return f"{self.batch}:{self.seconds:g}"
 
 
+SHORTEST_PROFILE_S = LFR_FRAME_S  # less is no frame
+
+
 def parse_profile(text: str) -> Profile:
     """`16:30` is a batch of 16 utterances of up to 30 seconds. Raises UsageError."""
     batch, separator, seconds = text.partition(":")
@@ -43,7 +46,7 @@ def parse_profile(text: str) -> Profile:
         profile = Profile(int(batch), float(seconds))
     except ValueError:
         separator = ""
-    if not separator or profile.batch < 1 or not 0 < profile.seconds < math.inf:
+    if not separator or profile.batch < 1 or not SHORTEST_PROFILE_S <= profile.seconds < math.inf:
         raise UsageError(
             f"the profile {text!r} is not B:SECONDS, such as 16:30 (16 utterances of up to 30 seconds)"
         )

@@ -120,7 +120,9 @@ def _chosen(model: ir.Model, wanted: Sequence[str] | None) -> list[graphs.Linear
     check_names(every, asked)
     chosen = [linear for name, linear in every.items() if name in set(asked)]
     if not chosen:
-        raise UsageError("no linear layer is left to quantize: build fp16 instead")
+        raise UsageError(
+            "no linear layer is left to quantize: keep fewer out of int8, or build with  --fp16  in place of --int8"
+        )
     return chosen
 
 
@@ -207,7 +209,7 @@ def _quantized_weight(
     if not np.isfinite(columns).all():
         raise ArtifactError(
             f"the weight of {linear.name} is not finite: the checkpoint is damaged, or its training diverged; "
-            "export a sound one with  svtool export"
+            "export a sound one with  svtool export SOURCE"
         )
     kind = value.dtype.numpy()
     # a column of zeros needs any scale above zero; the smallest one keeps tiny columns from rounding to zero scale
@@ -236,7 +238,7 @@ def _raise_opset(model: ir.Model) -> None:
     if opset < _OLDEST_OPSET or (opset < 18 and changed):
         raise ArtifactError(
             f"the model has opset {opset}{' with ' + ', '.join(changed) if changed else ''}, which cannot be raised "
-            f"to {QDQ_OPSET}: export again with  svtool export --opset 18"
+            f"to {QDQ_OPSET}: export again with  svtool export SOURCE --opset 18"
         )
     model.opset_imports[""] = QDQ_OPSET
     for node in model.graph:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from svtool import graph as graphs
-from svtool import layers, manifest
+from svtool import layers, manifest, modelfile
+from svtool.assets import BPE_NAME, CMVN_NAME
 from svtool.errors import ArtifactError
 from svtool.layers import LayerGroup
 
@@ -43,6 +44,18 @@ class Source:
     def name(self) -> str:
         return str(self.manifest.get("source", {}).get("name", ""))
 
+    def apart(self, folder: Path) -> str | None:
+        """A warning when `folder` lacks what engines are opened with and the model's own folder has."""
+        needed = (CMVN_NAME, BPE_NAME, "config.yaml", "tokens.json")
+        home = self.path.parent
+        lacking = [name for name in needed if (home / name).is_file() and not (folder / name).is_file()]
+        if not lacking:
+            return None
+        return (
+            f"{folder.resolve()} lacks {', '.join(lacking)}, which an engine is opened with: "
+            f"copy them from {home}, or build with -o in that folder"
+        )
+
     @property
     def is_tiny(self) -> bool:
         """Whether it is the embedded demonstration model."""
@@ -59,9 +72,7 @@ def read_source(path: Path, head: str = "logits", *, keep: Sequence[str] = ()) -
     linears = list(graphs.linears(model))
     last = next((linear for linear in linears if linear.head), None)
     if last is None:
-        raise ArtifactError(
-            f"{path}: no linear layer makes {graphs.LOGITS}: make it again with  svtool export"
-        )
+        raise ArtifactError(f"{path}: no linear layer makes {graphs.LOGITS}: {modelfile.again(path)}")
     described = manifest.read_manifest(path) if manifest.manifest_path(path).is_file() else {}
     if described and described.get("kind") != "model":
         raise ArtifactError(
@@ -94,7 +105,7 @@ def _tag_ids(model: ir.Model, path: Path, described: Mapping[str, Any], *, neede
     if needed and not ids:
         raise ArtifactError(
             f"{path} does not say which ids are tags (no manifest, no metadata {graphs.TAG_IDS_KEY}): "
-            f"make it again with  svtool export -o {path.parent}  or build with  --head logits"
+            f"build with  --head logits, or {modelfile.again(path)}"
         )
     return tuple(int(tag) for tag in ids)
 
