@@ -31,7 +31,7 @@ LAYERS = [
     {"audio", "audiofacts", "lists", "subtitles", "sqnr", "thresholds", "trtcache"},
     {"tiny"},
     {"utterances", "assets", "segment"},
-    {"model", "graph", "flavor", "interop"},
+    {"model", "graph", "modelfile", "flavor", "interop"},
     {"rewrite", "layers"},
     {"backends", "smooth", "precision", "quantize", "parity", "onnxfacts"},
     {"decode", "artifacts", "simplify", "interop", "probes"},

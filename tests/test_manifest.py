@@ -58,7 +58,9 @@ def test_a_missing_manifest_names_the_command(tmp_path: Path) -> None:
         ("model.onnx", {"kind": "model", "source": {"name": "tiny"}}, "svtool export tiny -o e --force"),
         ("model.onnx", {"kind": "model", "source": {"name": "my"}}, "svtool export SOURCE -o e --force"),
         ("model.onnx", None, "svtool export SOURCE -o e --force"),
-        ("int8.onnx", None, "svtool build-trt e/model.onnx --int8"),
+        ("int8.onnx", None, "svtool build-trt MODEL --int8 -o e/int8.plan"),
+        ("trunc.plan", None, "svtool build-trt MODEL -o e/trunc.plan  (add --int8 or --fp16, as it was)"),
+        ("mine.onnx", None, "svtool build-ort MODEL -o e/mine.onnx  (add --int8 or --fp16, as it was)"),
         ("fp16.plan", {"kind": "engine", "precision": "fp16"}, "svtool build-trt e/model.onnx --fp16"),
         (
             "mine.onnx",

@@ -152,7 +152,7 @@ def test_exact_layers_can_be_chosen(model: ir.Model, ranges: dict[str, float]) -
 def test_old_opsets_are_refused_with_the_next_command(ranges: dict[str, float]) -> None:
     model = ir.from_proto(small_graph.make())
     model.opset_imports[""] = 16
-    with pytest.raises(ArtifactError, match="svtool export --opset 18"):
+    with pytest.raises(ArtifactError, match="svtool export SOURCE --opset 18"):
         quantize.to_int8(model, ranges)
 
 

@@ -163,7 +163,7 @@ def plan(tmp_path: Path, **facts: Any) -> Path:
 def test_without_a_gpu_the_twin_is_named(tmp_path: Path) -> None:
     if flavor.has_cuda_device():
         pytest.skip("this machine has a GPU")
-    with pytest.raises(ArtifactError, match=r"needs an NVIDIA GPU.*svtool transcribe -m .*int8\.onnx"):
+    with pytest.raises(ArtifactError, match=r"needs an NVIDIA GPU.*svtool transcribe FILE -m .*int8\.onnx"):
         load_backend(plan(tmp_path))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from svtool.errors import ArtifactError
 from svtool.manifest import manifest_path, read_manifest
+from svtool.modelfile import SOURCES
 from svtool.progress import Progress
 
 ENGINES = Path("engines")
@@ -42,9 +43,7 @@ def default_artifact(folder: Path = ENGINES) -> Path:
     for artifact, manifest in listed(folder):
         if runs_here(manifest):
             return artifact
-    raise ArtifactError(
-        f"no model or engine under {folder}/: make one with  svtool export  and  svtool build-trt"
-    )
+    raise ArtifactError(f"no model or engine under {folder}/: make one with  svtool export SOURCE  {SOURCES}")
 
 
 def artifact_file(artifact: Path) -> Path:

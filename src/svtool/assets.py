@@ -169,14 +169,23 @@ def find_assets(
     return read_assets(root, name=root.resolve().name)
 
 
+def missing_assets(root: Path) -> list[str]:
+    """Names of the files, weights apart, without which a folder cannot be used."""
+    return [one for one in (CONFIG_NAME, CMVN_NAME, BPE_NAME) if not (root / one).is_file()]
+
+
+def require_assets(root: Path) -> None:
+    """Raise ArtifactError for a folder that lacks one of those files."""
+    if missing := missing_assets(root):
+        raise ArtifactError(
+            f"{root if root.name else root.resolve()} is no SenseVoice directory: it lacks {', '.join(missing)}; copy "
+            "the whole release into it, or have it downloaded with  svtool export iic/SenseVoiceSmall"
+        )
+
+
 def read_assets(root: Path, *, name: str, revision: str | None = None) -> Assets:
     """Read a directory in the official layout. The checkpoint may be absent (an exported directory)."""
-    missing = [one for one in (CONFIG_NAME, CMVN_NAME, BPE_NAME) if not (root / one).is_file()]
-    if missing:
-        raise ArtifactError(
-            f"{root} is no SenseVoice directory: it lacks {', '.join(missing)}; copy the whole release into it, or "
-            f"have it downloaded with  svtool export iic/SenseVoiceSmall"
-        )
+    require_assets(root)
     config = _read_config(root / CONFIG_NAME)
     cmvn, tokens = read_cmvn(root / CMVN_NAME), Tokens(root / BPE_NAME)
     if not tokens.language_ids:

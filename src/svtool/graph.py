@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from svtool import modelfile
 from svtool.errors import ArtifactError
 from svtool.frontend import FEATURE_SIZE
 
@@ -68,19 +69,21 @@ class Linear:
         return self.name.split("@")[0].rsplit(".", 1)[-1]
 
 
-def load_model(path: Path) -> ir.Model:
-    """Read a model; weights in external data stay on disk until used. Raises ArtifactError."""
+def load_model(path: Path, *, any_version: bool = False) -> ir.Model:
+    """Read a model; weights in external data stay on disk until used. Raises ArtifactError.
+
+    `any_version`: also one that this ONNX Runtime does not read.
+    """
     import onnx_ir
 
-    if not path.is_file():
-        raise ArtifactError(
-            f"{path} does not exist: make it with  svtool export SOURCE -o {path.parent}  "
-            "(SOURCE is a checkpoint folder, iic/SenseVoiceSmall, or tiny)"
-        )
+    if any_version:
+        modelfile.read_header(path)
+    else:
+        modelfile.check(path)
     try:
         return onnx_ir.load(path)
     except Exception as error:  # protobuf's exception types differ between its majors
-        raise ArtifactError(f"{path} is not a readable ONNX model: {_first_line(error)}") from error
+        raise modelfile.unreadable(path, "onnx_ir", error) from error
 
 
 def save_model(model: ir.Model, path: Path) -> None:
@@ -124,7 +127,7 @@ def release_weights(model: ir.Model) -> None:
 
 def check_contract(model: ir.Model, path: Path) -> None:
     """Refuse graphs that are not the model `svtool export` writes. Raises ArtifactError with the next command."""
-    remedy = f"make it again with  svtool export -o {path.parent}"
+    remedy = modelfile.again(path)
     check_not_quantized(model, path)
     for kind, wanted, values in (
         ("input", INPUTS, model.graph.inputs),
@@ -157,13 +160,14 @@ def check_not_quantized(model: ir.Model, path: Path | str) -> None:
     if dynamic:
         raise ArtifactError(
             f"{path} is a dynamically quantized model ({', '.join(dynamic)}), which TensorRT cannot build: "
-            "start from the float32 model, made with  svtool export  "
-            "then  svtool build-trt engines/<name>/model.onnx --int8"
+            "start from the float32 model, made with  svtool export SOURCE  "
+            "then  svtool build-trt MODEL --int8"
         )
     static = [op for op in _STATIC_OPS if op in ops]
     if static:
         raise ArtifactError(
-            f"{path} is quantized already ({', '.join(static)}): start from the float32 model, made with  svtool export"
+            f"{path} is quantized already ({', '.join(static)}): start from the float32 model, made with  "
+            "svtool export SOURCE"
         )
 
 
@@ -307,7 +311,3 @@ def _layer_name(node: ir.Node, bias: ir.Node | None) -> str:
             if value is not None and value.const_value is not None and str(value.name).endswith(suffix):
                 return str(value.name).removesuffix(suffix)
     return str(node.name)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

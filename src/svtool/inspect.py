@@ -20,6 +20,7 @@ from svtool.errors import ArtifactError
 from svtool.flavor import CLASSIC, FLAVORS, RTX, compute_capability
 from svtool.manifest import SCHEMA as MANIFEST_SCHEMA
 from svtool.manifest import manifest_path, read_manifest, sha256_file
+from svtool.modelfile import how_to_make
 from svtool.onnxfacts import GraphFacts, read_facts
 from svtool.probes import RTX_RUNS_ON, installed, rtx_runs_on
 from svtool.progress import Progress, Silent
@@ -99,9 +100,7 @@ def inspect(path: Path, progress: Progress | None = None) -> Inspection:
     if path.is_dir():
         return _inspect_folder(path, progress)
     if not path.is_file():
-        raise ArtifactError(
-            f"{path} does not exist: make a model with  svtool export  and an engine with  svtool build-trt"
-        )
+        raise ArtifactError(f"{path} does not exist: {how_to_make(path)}")
     if path.stat().st_size == 0:
         raise ArtifactError(f"{path} is empty (0 bytes): cut off or never written; make or copy it again")
     if path.suffix == ".json":
@@ -243,8 +242,8 @@ def _inspect_folder(path: Path, progress: Progress) -> Inspection:
         _add_checkpoint(found)
     elif not found.members:
         raise ArtifactError(
-            f"{path} holds no model, engine, calibration cache or report: make a model with  svtool export "
-            f"SOURCE -o {path}"
+            f"{path} holds no model, engine, calibration cache or report: make a model with  "
+            f"svtool export SOURCE -o {path}"
         )
     for member in found.members:
         target = found.problems if member["state"] in ("damaged", "mismatch") else found.warnings

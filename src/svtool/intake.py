@@ -27,22 +27,24 @@ _MODELS = {b"GGUF": "a GGUF model", b"\x89HDF": "an HDF5 file", b"\x93NUMPY": "a
 AGAIN = "copy or download it again"
 
 
-def stranger(path: Path, *, text: bool = False) -> str | None:
+def stranger(path: Path, *, text: bool = False, remedy: str | None = None) -> str | None:
     """What the file plainly is instead, as "is ...: next step"; None when its first bytes say nothing.
 
-    `text` = the file should be text, so that being text is no fault.
+    `text` = the file should be text, so that being text is no fault. `remedy` = how to have the right file, for one
+    that is not of a checkpoint's release.
     """
+    again = remedy or AGAIN
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     if not head:
-        return f"is empty: {AGAIN}"
+        return f"is empty: {again}"
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the file itself: run  git lfs pull  where it was cloned"
     if start.startswith((b"<!doctype html", b"<html")):
-        return f"is an HTML page, as a failed download leaves: {AGAIN}"
+        return f"is an HTML page, as a failed download leaves: {again}"
     if not any(head):
-        return f"holds nothing but zeros at its start, as an unfinished download leaves: {AGAIN}"
+        return f"holds nothing but zeros at its start, as an unfinished download leaves: {again}"
     for magic, name in _PACKED.items():
         if head.startswith(magic):
             return f"is {name}: unpack it first"
@@ -50,12 +52,13 @@ def stranger(path: Path, *, text: bool = False) -> str | None:
         return None
     for magic, name in _MODELS.items():
         if head.startswith(magic):
-            return f"is {name}: take the file of the PyTorch release"
+            return f"is {name}: {remedy or 'take the file of the PyTorch release'}"
     if head[8:9] == b"{" and b'"dtype"' in head and int.from_bytes(head[:8], "little") < 1 << 27:
-        return "is a safetensors file: load it with safetensors.torch.load_file and torch.save the result"
+        convert = "load it with safetensors.torch.load_file and torch.save the result"
+        return f"is a safetensors file: {remedy or convert}"
     if _is_text(head):
         first = head.decode("utf-8", "replace").split("\n", 1)[0].strip()
-        return f"is a text file ({_short(first)!r}): {AGAIN}"
+        return f"is a text file ({_short(first)!r}): {again}"
     return None
 
 

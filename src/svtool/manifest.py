@@ -98,7 +98,7 @@ def read_manifest(artifact: Path) -> dict[str, Any]:
     path = manifest_path(artifact)
     if not path.is_file():
         raise ArtifactError(
-            f"{artifact} has no manifest ({path.name}): make both with  {rebuild_command(artifact)}"
+            f"{artifact} has no manifest ({path.name}): copy it there, or make both with  {rebuild_command(artifact)}"
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -151,14 +151,19 @@ def rebuild_command(artifact: Path, described: Mapping[str, Any] | None = None) 
         name = str(described.get("source", {}).get("name", "SOURCE"))
         # other names are those of folders, and where they lay is not known
         return f"svtool export {name if name == 'tiny' else 'SOURCE'} -o {folder} --force"
-    guessed = next((one for one in _PRECISIONS if one in artifact.stem), "fp16")
-    precision = str(described.get("precision", guessed))
-    output = "" if artifact.stem == precision else f" -o {artifact.with_suffix('.plan')}"
-    model = folder / str(described.get("model", _MODEL))
+    named = next((one for one in _PRECISIONS if one in artifact.stem), "")
+    precision = str(described.get("precision", named))
+    # without a manifest the model it was built from is known only where one lies beside it
+    known = bool(described) or (folder / _MODEL).is_file()
+    model = str(folder / str(described.get("model", _MODEL))) if known else "MODEL"
+    output = "" if known and artifact.stem == precision else f" -o {artifact.with_suffix('.plan')}"
+    if not precision:
+        command = "build-trt" if artifact.suffix == ".plan" else "build-ort"
+        return f"svtool {command} {model} -o {artifact}  (add --int8 or --fp16, as it was)"
     if described.get("options", {}).get("command") == "build-ort" or artifact.stem.startswith("ort-"):
         flags = "" if precision == "fp32" else f" --{precision}"
         device = " --device cuda" if described.get("provider") == "cuda" else ""
-        output = "" if artifact.stem == f"ort-{precision}" else f" -o {artifact}"
+        output = "" if known and artifact.stem == f"ort-{precision}" else f" -o {artifact}"
         return f"svtool build-ort {model}{flags}{device}{output}"
     flags = {"int8-weights": "--int8 --weight-only"}.get(precision, f"--{precision}")
     return f"svtool build-trt {model} {flags}{output}"

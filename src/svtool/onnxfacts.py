@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from svtool import graph as graphs
+from svtool import modelfile
 from svtool.backends.onnxrt import GREEDY_OUTPUTS, LOGITS_OUTPUTS
 from svtool.errors import ArtifactError
 from svtool.frontend import FEATURE_SIZE
@@ -64,7 +65,8 @@ class GraphFacts:
 
 def read_facts(path: Path) -> GraphFacts:
     """Raises ArtifactError when the file is no ONNX model."""
-    model = graphs.load_model(path)
+    model = graphs.load_model(path, any_version=True)
+    too_new = modelfile.version_problem(modelfile.read_header(path))
     linears = list(_linears(model))
     counts = Counter(kind for kind, _ in linears)
     whole = sum(size for _, size in linears)
@@ -86,8 +88,10 @@ def read_facts(path: Path) -> GraphFacts:
         weight_bytes=graphs.weight_bytes(model),
         external=external,
         metadata={key: _short(value) for key, value in model.metadata_props.items()},
-        runs_problems=tuple(_runs_problems(model, external)),
-        build_problem=_build_problem(model, path, external, _precision(counts)),
+        runs_problems=(*([f"it {too_new}"] if too_new else []), *_runs_problems(model, external)),
+        build_problem=f"it {too_new}"
+        if too_new
+        else _build_problem(model, path, external, _precision(counts)),
     )
 
 

@@ -253,7 +253,7 @@ class _Casts:
         if not np.isfinite(numbers).all():
             raise ArtifactError(
                 f"the weight {value.name} is not finite: the checkpoint is damaged, or its training diverged; "
-                "export a sound one with  svtool export"
+                "export a sound one with  svtool export SOURCE"
             )
         name = str(value.name)
         if all(use.node in self._narrow for use in value.uses()):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from svtool import graph as graphs
-from svtool import thresholds
+from svtool import modelfile, thresholds
 from svtool.errors import ArtifactError
 from svtool.frontend import FEATURE_SIZE
 
@@ -163,7 +163,14 @@ class Running:
         graphs.release_weights(self._model)
         del self._model
         gc.collect()  # graphs are full of cycles, and a smoothed one holds its weights in memory
-        self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        try:
+            self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's classes share no base of their own
+            self._folder.cleanup()
+            raise ArtifactError(
+                f"the model with probes in it cannot be run by ONNX Runtime {onnxruntime.__version__} "
+                f"({modelfile.words(error)}): make it again with  svtool export SOURCE  {modelfile.SOURCES}"
+            ) from error
         return self
 
     def __exit__(self, *_: object) -> None:

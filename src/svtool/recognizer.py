@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from svtool import decode, segment
+from svtool import decode, modelfile, segment
 from svtool.artifacts import artifact_file
-from svtool.assets import LANGUAGES, TEXTNORMS, Assets, read_assets
+from svtool.assets import (
+    CHECKPOINT_NAME,
+    LANGUAGES,
+    TEXTNORMS,
+    Assets,
+    missing_assets,
+    read_assets,
+    require_assets,
+)
 from svtool.audio import Audio, decode_audio
 from svtool.backends import Backend, Batch, FloatArray, Output, load_backend
 from svtool.errors import ArtifactError, SvtoolError, UsageError
@@ -363,24 +371,48 @@ def _as_svtool_error(error: Exception) -> SvtoolError:
     return wrapped
 
 
+def check_artifact(artifact: Path) -> Path:
+    """The file or checkpoint folder that an artifact means, after what can be told at once of why it will not open."""
+    path = artifact_file(artifact)
+    if not path.exists():
+        raise ArtifactError(f"{artifact} does not exist: {modelfile.how_to_make(artifact)}")
+    if path.is_dir():
+        _check_checkpoint(path)
+        return path
+    if path.suffix not in (".onnx", ".plan"):
+        raise ArtifactError(
+            f"{path} is no model: name a .onnx file, a .plan file or the directory that holds one"
+        )
+    # the file that was named comes first: what should lie beside it does not matter where it is no good itself
+    if path.suffix == ".onnx":
+        modelfile.check(path)
+    else:
+        from svtool.backends.trt import check_plan
+
+        check_plan(path)
+    if missing := missing_assets(path.parent):
+        raise ArtifactError(
+            f"{path} needs {', '.join(missing)} beside it, which svtool export writes with the model: "
+            f"copy {'them' if len(missing) > 1 else 'it'} to {path.parent.resolve()}"
+        )
+    return path
+
+
+def _check_checkpoint(folder: Path) -> None:
+    require_assets(folder)
+    if not (folder / CHECKPOINT_NAME).is_file():
+        raise ArtifactError(
+            f"{folder} holds neither model.onnx nor {CHECKPOINT_NAME}: make a model with  svtool export SOURCE  "
+            f"{modelfile.SOURCES}"
+        )
+
+
 def open_recognizer(
     artifact: Path, *, device: str = "auto", threads: int | None = None, settings: OrtConfig | None = None
 ) -> Recognizer:
     """Open an artifact with the assets beside it. A directory means its `model.onnx`, else its checkpoint."""
-    path = artifact_file(artifact)
-    if not path.exists():
-        raise ArtifactError(
-            f"{artifact} does not exist: make it with  svtool export  (svtool build-trt for engines)"
-        )
-    if path.is_file() and path.suffix not in (".onnx", ".plan"):
-        raise ArtifactError(
-            f"{path} is no model: name a .onnx file, a .plan file or the directory that holds one"
-        )
+    path = check_artifact(artifact)
     root = path if path.is_dir() else path.parent
     assets = read_assets(root, name=root.resolve().name)
-    if path.is_dir() and assets.checkpoint is None:
-        raise ArtifactError(
-            f"{path} holds neither model.onnx nor model.pt: make one with  svtool export -o {path}"
-        )
     backend = load_backend(path, provider=device, threads=threads, settings=settings)
     return Recognizer(backend, assets, artifact=path)

@@ -66,7 +66,7 @@ def with_types(model: ir.Model) -> ir.Model:
     untyped = [str(output.name) for node in model.graph for output in node.outputs if output.dtype is None]
     if untyped:
         raise ArtifactError(
-            f"the type of {untyped[0]!r} cannot be inferred: export the model again with  svtool export"
+            f"the type of {untyped[0]!r} cannot be inferred: export the model again with  svtool export SOURCE"
         )
     return model
 
@@ -77,7 +77,7 @@ def refuse_converted(model: ir.Model, kinds: Sequence[str]) -> None:
         if value.dtype is not None and value.dtype.name in kinds:
             raise ArtifactError(
                 f"the graph is {value.dtype.name} already (at {value.name}): start from the float32 model, "
-                "made with  svtool export"
+                "made with  svtool export SOURCE"
             )
 
 

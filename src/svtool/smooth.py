@@ -99,7 +99,7 @@ def smooth(model: ir.Model, exponents: Exponents) -> ir.Model:
     model = rewrite.with_types(model.clone())
     rewrite.refuse_converted(model, ("FLOAT16", "BFLOAT16"))
     if SMOOTH_KEY in model.metadata_props:
-        raise ArtifactError("the graph is smoothed already: start from the model that  svtool export  wrote")
+        raise ArtifactError("the graph is smoothed already: start from the model that svtool export wrote")
     folds = {fold.source: fold for fold in _folds(model)}
     for source in exponents:
         if source not in folds:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from svtool import manifest
+from svtool import manifest, modelfile
 from svtool.backends import Batch, Limits, Output, greedy_head
 from svtool.config import OrtConfig, OrtCudaConfig
 from svtool.errors import ArtifactError, SvtoolError, UsageError
@@ -67,7 +67,7 @@ class OnnxRuntimeBackend:
         if inputs != INPUTS or outputs not in (GREEDY_OUTPUTS, LOGITS_OUTPUTS, (*GREEDY_OUTPUTS, LOGITS)):
             raise ArtifactError(
                 f"{path} is no SenseVoice model: it takes {', '.join(inputs)} and gives {', '.join(outputs)}; "
-                "make one with  svtool export"
+                f"make one with  svtool export SOURCE  {modelfile.SOURCES}"
             )
         self._greedy = outputs != LOGITS_OUTPUTS
         self.gives_logits = outputs != GREEDY_OUTPUTS
@@ -101,10 +101,7 @@ def open_session(
     """
     import onnxruntime
 
-    if not path.is_file():
-        raise ArtifactError(
-            f"{path} does not exist: make it with  svtool export  (and svtool build-trt for engines)"
-        )
+    modelfile.check(path)
     onnxruntime.set_default_logger_severity(
         4
     )  # its errors come back as exceptions; the log repeats them in colour
@@ -115,9 +112,7 @@ def open_session(
         model = str(path) if shown is None else _with_output(path, shown)
         session = onnxruntime.InferenceSession(model, options, providers=wanted)
     except Exception as error:
-        raise ArtifactError(
-            f"{path} cannot be loaded by ONNX Runtime {onnxruntime.__version__}: {_first_line(error)}"
-        ) from error
+        raise modelfile.unreadable(path, f"ONNX Runtime {onnxruntime.__version__}", error) from error
     started = session.get_providers()
     if started[0] != providers[0]:
         raise SvtoolError(
@@ -167,14 +162,8 @@ def _with_output(path: Path, name: str) -> bytes:
     return data
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _tag_ids(session: Any, path: Path) -> tuple[int, ...]:
     listed = session.get_modelmeta().custom_metadata_map.get(TAG_IDS_KEY)
     if not listed:
-        raise ArtifactError(
-            f"{path} lists no {TAG_IDS_KEY} in its metadata: export it again with  svtool export"
-        )
+        raise ArtifactError(f"{path} lists no {TAG_IDS_KEY} in its metadata: {modelfile.again(path)}")
     return tuple(int(one) for one in listed.split(","))

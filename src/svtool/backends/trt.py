@@ -62,9 +62,7 @@ def open_plan(path: Path, *, workers: int = 1, cuda_graphs: bool | None = None) 
     `workers`: how many backends the caller will open on this GPU, all of which must fit. `cuda_graphs`: None = where
     `svtool verify --cuda-graphs` has proven them for this plan.
     """
-    described = manifest.read_manifest(path)
-    flavor = _flavor_of(path, described)
-    _check_machine(path, described, flavor)
+    described, flavor = check_plan(path)
     trt = import_flavor(flavor)
     _check_version(path, described, flavor, version(trt))
     manifest.check_digest(path, described["sha256"], described)
@@ -77,6 +75,14 @@ def open_plan(path: Path, *, workers: int = 1, cuda_graphs: bool | None = None) 
     except BaseException:
         device.close()
         raise
+
+
+def check_plan(path: Path) -> tuple[dict[str, Any], Flavor]:
+    """Manifest and library of a plan. Raises ArtifactError for one that cannot run here; reads no byte of the plan."""
+    described = manifest.read_manifest(path)
+    flavor = _flavor_of(path, described)
+    _check_machine(path, described, flavor)
+    return described, flavor
 
 
 class TensorRTBackend:
@@ -395,7 +401,7 @@ def _check_machine(path: Path, described: Mapping[str, Any], flavor: Flavor) -> 
         twin = path.with_name(str(described.get("twin", path.with_suffix(".onnx").name)))
         raise ArtifactError(
             f"{path} needs an NVIDIA GPU, and no CUDA device answers here: its ONNX twin gives the same text on the "
-            f"CPU, with  svtool transcribe -m {twin}  or  svtool serve {twin}"
+            f"CPU, with  svtool transcribe FILE -m {twin}  or  svtool serve {twin}"
         )
     if not is_installed(flavor):
         raise MissingDependency(f"the plan {path}", flavor.title, flavor.extra)

@@ -95,7 +95,7 @@ def _open(
     limits: RequestLimits,
     progress: Progress,
 ) -> Service:
-    from svtool.recognizer import open_recognizer
+    from svtool.recognizer import check_artifact, open_recognizer
 
     opened: list[Recognizer] = []
 
@@ -105,6 +105,7 @@ def _open(
         opened.append(recognizer)
         return recognizer
 
+    check_artifact(artifact)
     progress.note(f"loading {artifact}")
     worker = Worker(opener, queue)
     worker.start()

@@ -179,7 +179,7 @@ def _pair(baseline: Path | None, candidate: Path | None, progress: Progress) -> 
             "--references-only for its rates alone"
         )
     if not TINY_MODEL.is_file():
-        raise ArtifactError(f"{TINY_MODEL} does not exist: make it with  svtool export")
+        raise ArtifactError(f"{TINY_MODEL} does not exist: make it with  svtool export tiny")
     engines = [
         artifact for artifact, manifest in listed(TINY_MODEL.parent) if manifest.get("kind") == "engine"
     ]
