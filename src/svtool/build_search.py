@@ -228,7 +228,8 @@ def _nothing_holds(source: Source, budget: Budget, found: Found, journal: Path) 
     reasons = "; ".join(best.signals.reasons)
     return (
         f"no int8 map of {source.path} keeps within its limits on {budget.data}: the best of "
-        f"{counted(len(found.steps), 'map')} tried, with {100 * best.share:.1f} % of linear work in int8, gave {describe(best.signals)} ({reasons}). "
+        f"{counted(len(found.steps), 'map')} tried, with {100 * best.share:.1f} % of linear work in int8, "
+        f"gave {describe(best.signals)} ({reasons}). "
         f"To go on, {change}calibrate on other audio, or build in half precision with  svtool build-trt "
         f"{source.path} --fp16 ; all measurements are in {journal}"
     )
