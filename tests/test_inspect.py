@@ -312,7 +312,7 @@ def test_a_missing_twin_is_a_warning(tmp_path: Path) -> None:
         ({"built_with": {"tensorrt_rtx": "1.2"}}, None, "built with TensorRT-RTX 1.2, here is 9.9"),
         ({}, "9.0", "this GPU has compute capability 9.0"),
         ({}, "7.5", "this GPU has compute capability 7.5"),
-        ({"compute_capability": "8.6, 8.9"}, "8.0", "built for 8.6, 8.9"),
+        ({"compute_capability": "8.6, 8.9"}, "8.0", "built for compute capability 8.6, 8.9"),
         (
             {"runtime": "tensorrt", "compute_capability": "8.0"},
             "8.9",
@@ -349,6 +349,235 @@ def test_the_model_beside_may_be_another_one_now(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"model")
     manifest.write_manifest(tmp_path / "model.onnx", {"kind": "model", "onnx_digest": "b" * 64})
     assert any("another model than the one it was built from" in one for one in look(path)["warnings"])
+
+
+# --- what the build knew -------------------------------------------------------------------------
+
+
+def signals(verdict: str = "pass", sqnr_db: float | None = 47.0, **facts: Any) -> dict[str, Any]:
+    found = {"verdict": verdict, "reasons": [], "drift": 0.0, "low": -0.1, "high": 0.2}
+    return found | {"disagreement": 0.5, "sqnr_db": sqnr_db, "utterances": 60} | facts
+
+
+def search_block(**last: Any) -> dict[str, Any]:
+    first = {"on": "float32 graph with Q/DQ", "fp16": [], "share": 0.9, "holds": False}
+    kept = {"on": "fp16 twin", "fp16": ["w_2: encoder.0-1", "w_1: encoder.0-1"], "share": 0.8, "holds": True}
+    gate = {"budget": 0.5, "max_disagreement": 10.0, "min_sqnr_db": 46.0, "data": {"list": "drift.jsonl"}}
+    steps = [first | {"signals": signals("fail", 42.0)}, kept | {"signals": signals() | last}]
+    return {"gate": gate, "limit": 60, "sqnr": {"db": 46.7, "max_db": 45.2}, "steps": steps, "ranking_db": {}}
+
+
+def test_a_searched_engine_tells_its_budget_and_what_was_measured(tmp_path: Path) -> None:
+    path = plan(tmp_path, search=search_block())
+    found = look(path)["search"]
+    assert (found["budget"], found["verdict"], found["drift_points"]) == (0.5, "pass", 0.0)
+    assert (found["ci_low"], found["ci_high"], found["disagreement"]) == (-0.1, 0.2, 0.5)
+    assert (found["sqnr_db"], found["utterances"]) == (47.0, 60)
+    assert found["fp16"] == ["w_2: encoder.0-1", "w_1: encoder.0-1"]
+    text = text_of(path)
+    for part in (
+        "drift PASS, +0.00 points (-0.10 to +0.20), 0.5 points budget, 0.5 % disagreement, 47 dB SQNR, 60 utterances",
+        "drift of 0.5 points, disagreement of 10 %, SQNR from 46 dB, on drift.jsonl",
+        "back in fp16 2 groups: w_2: encoder.0-1; w_1: encoder.0-1",
+        "2 measurements, 1 within",
+        "svtool validate-wer",
+    ):
+        assert part in text, part
+    assert "not measured" not in text
+
+
+def test_a_search_that_proved_nothing_is_a_finding(tmp_path: Path) -> None:
+    path = plan(tmp_path, search=search_block(verdict="inconclusive", reasons=["too little data"]))
+    assert "its search ended inconclusive: too little data" in look(path)["warnings"]
+
+
+@pytest.mark.parametrize("block", [None, [], {"steps": 3}, {"steps": [7]}, {"steps": [{"signals": "x"}]}])
+def test_a_search_block_of_other_types_breaks_nothing(tmp_path: Path, block: Any) -> None:
+    assert "Findings" in text_of(plan(tmp_path, search=block))
+
+
+@pytest.mark.parametrize(
+    ("calibration", "says"),
+    [
+        ({"used": 128, "frames": 9000, "warnings": ["clipped at full scale: 3"]}, "clipped at full scale: 3"),
+        ({"used": 1, "frames": 9000}, "used only 1 utterance; ranges want at least 64"),
+        ({"used": 128, "frames": 10}, "used only 0.6 s of audio"),
+        ({"method": "imported", "used": 0, "frames": 0}, "the ranges were never measured"),
+        ({"used": 128, "frames": 9000, "sqnr": {"db": 30.0, "max_db": 34.5}}, "4.5 dB worse than with max"),
+        ({"used": 128, "frames": 9000, "sqnr": {"db": 33.0, "max_db": 34.5}}, None),
+    ],
+)
+def test_what_was_wrong_with_its_calibration_is_found_again(
+    tmp_path: Path, calibration: dict[str, Any], says: str | None
+) -> None:
+    found = [one for one in look(plan(tmp_path, calibration=calibration))["warnings"] if "calibration" in one]
+    assert len(found) == (says is not None)
+    assert says is None or says in found[0]
+
+
+def test_what_a_calibration_says_itself_is_not_said_twice(tmp_path: Path) -> None:
+    own = ["used only 3 utterances; ranges want at least 64"]
+    path = plan(tmp_path, calibration={"used": 3, "frames": 10, "warnings": own})
+    assert [one for one in look(path)["warnings"] if "used only" in one] == [f"its calibration: {own[0]}"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "decibels", "poor"),
+    [("int8", 14.0, True), ("int8", 33.0, False), ("fp16", 35.0, True), ("int8-weights", 20.0, True)],
+)
+def test_an_engine_unlike_float32_is_a_finding(
+    tmp_path: Path, precision: str, decibels: float, poor: bool
+) -> None:
+    path = plan(tmp_path, precision=precision, parity={"sqnr_db": decibels, "argmax_agreement": 96.0})
+    found = [one for one in look(path)["warnings"] if "resembles float32 poorly" in one]
+    assert bool(found) == poor
+
+
+def journal(path: Path, **entries: Any) -> Path:
+    path.write_text(json.dumps({"schema": "svtool.search/1", "key": "k", "entries": entries}))
+    return path
+
+
+def test_the_journal_of_a_search_tells_what_was_measured_and_how_to_go_on(tmp_path: Path) -> None:
+    entries = {
+        "baseline": [{"text": "a"}, {"text": "b"}],
+        "rank": {"two": 50.0, "one": 40.0},
+        "score aa": signals("fail", 42.0),
+        "score bb": signals("pass", 49.0),
+        "confirm bb": signals("pass", 48.0),
+    }
+    path = journal(tmp_path / "s46.search.json", **entries)
+    found = look(path)
+    assert found["kind"] == "search"
+    assert (found["search"]["maps"], found["search"]["measured"], found["search"]["baseline"]) == (2, 3, 2)
+    assert found["search"]["best"]["sqnr_db"] == 49.0
+    assert list(found["search"]["ranking_db"]) == ["one", "two"]
+    assert found["next"][0].startswith(
+        f"svtool build-trt MODEL --int8 --drift-budget POINTS -o {tmp_path}/s46.plan"
+    )
+    text = text_of(path)
+    assert "2 precision maps in 3 measurements: 1 fail, 2 pass" in text
+    assert "best PASS, +0.00 points" in text
+    assert "40.0 dB with one alone in int8" in text
+    assert "drift not measured" not in text
+    (tmp_path / "model.onnx").write_bytes(b"model")
+    assert f"build-trt {tmp_path / 'model.onnx'} --int8" in look(path)["next"][0]
+
+
+def test_a_journal_that_has_only_begun(tmp_path: Path) -> None:
+    path = journal(tmp_path / "int8.search.json", baseline=[{"text": "a"}])
+    assert "1 answer of the float32 model" in text_of(path)
+    path.write_text(json.dumps({"schema": "svtool.search/1", "entries": 3}))
+    with pytest.raises(ArtifactError, match="damaged"):
+        inspect.inspect(path)
+
+
+# --- commands and words --------------------------------------------------------------------------
+
+
+def dynamic(path: Path) -> Path:
+    """As onnxruntime.quantization leaves it: our metadata copied along."""
+    model = small_graph.make()
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1].startswith("val_"):
+            node.op_type = "MatMulInteger"
+    for key, value in (("svtool.precision", "fp32"), ("svtool.source", "tiny")):
+        model.metadata_props.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_copy_that_another_tool_quantized_is_no_twin(tmp_path: Path) -> None:
+    path = dynamic(tmp_path / "model_quant.onnx")
+    found = look(path)
+    assert found["kind"] == "foreign-onnx"
+    assert any("its metadata says fp32, its graph is int8-dynamic" in one for one in found["warnings"])
+    assert "ONNX from elsewhere, dynamically quantized" in text_of(path)
+    assert "twin" not in text_of(path)
+    assert not any("model.onnx" in one for one in found["next"])
+
+
+def test_without_its_manifest_only_an_engine_beside_its_plan_is_a_twin(
+    tmp_path: Path, tiny_int8: Path
+) -> None:
+    path = tmp_path / "int8.onnx"
+    shutil.copy(tiny_int8.with_suffix(".onnx"), path)
+    assert look(path)["kind"] == "engine"
+    path.with_suffix(".plan").write_bytes(b"plan")
+    assert look(path)["kind"] == "twin"
+
+
+def test_commands_name_only_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine written elsewhere than beside its model: the model is looked for under engines/ by its digest."""
+    monkeypatch.chdir(tmp_path)
+    plan(tmp_path)
+    path = Path("int8.plan")
+    assert look(path)["next"][-1] == "svtool validate-wer MODEL int8.plan --data LIST"
+    for name, digest in (("other", "b"), ("right", "a")):
+        model = tmp_path / "engines" / name / "model.onnx"
+        model.parent.mkdir(parents=True)
+        model.write_bytes(b"model")
+        manifest.write_manifest(model, {"kind": "model", "onnx_digest": digest * 64})
+    assert look(path)["next"][-1] == "svtool validate-wer engines/right/model.onnx int8.plan --data LIST"
+    shutil.copy("engines/other/model.onnx", "model.onnx")
+    shutil.copy("engines/other/model.onnx.json", "model.onnx.json")
+    assert look(path)["next"][-1] == "svtool validate-wer engines/right/model.onnx int8.plan --data LIST"
+
+
+def test_a_report_proposes_nothing_with_files_that_are_gone(tmp_path: Path) -> None:
+    path = plan(tmp_path)
+    report = wer_report(tmp_path / "report.json", path)
+    path.unlink()
+    assert look(report)["next"] == ["svtool serve CANDIDATE"]
+    wer_report(report, tmp_path / "int8.onnx", verdict="fail")
+    assert "its verdict is fail" in look(report)["warnings"]
+
+
+def test_a_precision_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
+    path = plan(tmp_path, precision="int8-weights")
+    path.write_bytes(b"replaced")
+    assert "--int8 --weight-only" in look(path, code=1)["next"][0]
+    described = manifest.read_manifest(path)
+    del described["precision"]
+    manifest.write_json(manifest.manifest_path(path), described)
+    (command,) = look(path, code=1)["next"]
+    assert command.endswith("(add --int8 or --fp16, as it was)")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"schema": "svtool.manifest/1"}'])
+def test_a_manifest_that_says_nothing_leaves_the_precision_open(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "s46.plan"
+    path.write_bytes(b"plan bytes")
+    manifest.manifest_path(path).write_text(content, encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"--int8 or --fp16, as it was"):
+        inspect.inspect(path)
+
+
+def test_one_is_singular_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    profiles = [{"batch": 1, "seconds": 5.0}]
+    path = plan(tmp_path, profiles=profiles, calibration={"method": "max", "used": 128, "frames": 1})
+    text = text_of(path)
+    assert "up to 1 utterance of 5 s" in text
+    assert "128 used, 1 frame," in text
+    assert "list not recorded method" in text
+    assert "portable over compute capability 8.0, 8.6, 8.9 and 12.x" in text
+    shutil.copy(path, tmp_path / "second.plan")
+    assert "1 ONNX file, 2 plans" in text_of(tmp_path)
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_every_unmet_point_stands_in_its_column_and_is_a_finding(foreign: Path, width: int) -> None:
+    found = inspect.inspect(foreign)
+    assert found.graph is not None
+    points = len(found.graph.runs_problems)
+    page = render(found, width).plain
+    lines = [line for line in page.splitlines() if "not met:" in line]
+    assert points > 1
+    assert len({line.index("not met:") for line in lines}) == 1
+    assert len(lines) == points
+    assert any(f"{points} points of its contract not met" in one for one in found.warnings)
+    assert "nothing to report" not in page
+    assert "1 node\n" in render(found, 200).plain
 
 
 # --- other files ---------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ LAYERS = [
         *("calibration", "sensitivity", "wer", "search_worker", "data_check", "data_convert"),
         *("build", "build_ort", "build_ranges", "build_report", "build_search", "build_worker", "plan"),
         *("export", "serving", "transcribe", "demo"),
-        *("inspect", "inspect_page", "doctor", "doctor_page"),
+        *("inspect", "inspect_facts", "inspect_page", "doctor", "doctor_page"),
     },
     {"calibrate"},
     {"cli"},

@@ -9,21 +9,31 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from svtool import __version__
-from svtool.artifacts import MODEL_NAME
-from svtool.errors import ArtifactError
-from svtool.flavor import CLASSIC, FLAVORS, RTX, compute_capability
+from svtool import graph as graphs
+from svtool.artifacts import ENGINES, MODEL_NAME
+from svtool.errors import ArtifactError, counted
+from svtool.flavor import CLASSIC, FLAVORS, RTX, RTX_PORTABLE, compute_capability
+from svtool.inspect_facts import (
+    calibration_findings,
+    journal_facts,
+    listed,
+    mapping,
+    parity_finding,
+    search_facts,
+)
 from svtool.manifest import SCHEMA as MANIFEST_SCHEMA
 from svtool.manifest import manifest_path, read_manifest, sha256_file
 from svtool.modelfile import how_to_make
 from svtool.onnxfacts import GraphFacts, read_facts
-from svtool.probes import RTX_RUNS_ON, installed, rtx_runs_on
+from svtool.probes import installed, rtx_runs_on
 from svtool.progress import Progress, Silent
+from svtool.search import SCHEMA as SEARCH_SCHEMA
 from svtool.sections import size_words
 
 SCHEMA = "svtool.inspect/1"
@@ -46,13 +56,15 @@ class Inspection:
     """Everything found. `problems` make the command fail, `warnings` do not."""
 
     artifact: Path
-    kind: str  # model, twin, engine, plan, foreign-onnx, calibration, report, manifest, checkpoint, directory
+    # model, twin, engine, plan, foreign-onnx, calibration, search, report, manifest, checkpoint, directory
+    kind: str
     size_bytes: int | None = None
     sha256: str | None = None
     manifest: Mapping[str, Any] | None = None
     graph: GraphFacts | None = None
     calibration: Mapping[str, Any] | None = None
     report: Mapping[str, Any] | None = None
+    search: Mapping[str, Any] | None = None  # of a searched engine, or of the journal of a search
     wer: list[dict[str, Any]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, str | None] = field(default_factory=dict)  # of a checkpoint: name -> sha256
@@ -125,9 +137,9 @@ def _inspect_onnx(path: Path, progress: Progress) -> Inspection:
     if found.manifest is not None:
         found.kind = _kind(found.manifest)
     elif any(key.startswith("svtool.") for key in found.graph.metadata):
-        found.kind = "model" if found.graph.precision == "fp32" else "twin"
-        found.warnings.append(_no_manifest(path))
+        _judge_by_metadata(found, found.graph)
     _check_graph(found, found.graph)
+    _check_manifest(found)
     if found.kind in ("twin", "engine"):
         _check_model_beside(found)
     _add_wer(found)
@@ -146,6 +158,7 @@ def _inspect_plan(path: Path, progress: Progress) -> Inspection:
         found.next.append("svtool build-trt MODEL  (writes plan and manifest)")
         return found
     _check_machine(found, found.manifest)
+    _check_manifest(found)
     _check_twin(found, found.manifest)
     _check_model_beside(found)
     if not found.manifest.get("verified_on_gpu"):
@@ -153,7 +166,7 @@ def _inspect_plan(path: Path, progress: Progress) -> Inspection:
         found.next.append(f"svtool verify {path}  (on the GPU it is for)")
     _add_wer(found)
     if found.problems:
-        found.next = [f"svtool build-trt {_model_of(found)} --{found.precision or 'fp16'} -o {path}"]
+        found.next = [f"svtool build-trt {_model_of(found)} -o {path} {_precision_flags(found.precision)}"]
     elif not found.wer:
         found.next.append(f"svtool validate-wer {_model_of(found)} {path}{_data(found)}")
     return found
@@ -176,6 +189,8 @@ def _inspect_json(path: Path, progress: Progress) -> Inspection:
         return found
     if schema == _CALIBRATION:
         return _inspect_calibration(path, raw)
+    if schema == SEARCH_SCHEMA:
+        return _inspect_journal(path, raw)
     if schema.startswith("svtool."):
         return _inspect_report(path, raw, schema)
     raise ArtifactError(
@@ -189,7 +204,7 @@ def _inspect_calibration(path: Path, raw: dict[str, Any]) -> Inspection:
 
     found = Inspection(path, "calibration", size_bytes=path.stat().st_size, sha256=sha256_file(path))
     found.calibration = raw
-    found.warnings += [str(one) for one in listed(raw.get("warnings"))]
+    found.warnings += calibration_findings(raw)
     model = path.parent / MODEL_NAME
     try:
         load_cache(path, str(raw.get("onnx_digest")))
@@ -202,6 +217,25 @@ def _inspect_calibration(path: Path, raw: dict[str, Any]) -> Inspection:
     if not found.problems:
         where = model if model.is_file() else "MODEL"
         found.next.append(f"svtool build-trt {where} --int8 --calibration {path}")
+    return found
+
+
+def _inspect_journal(path: Path, raw: dict[str, Any]) -> Inspection:
+    """A search that was stopped, or found nothing: one that ends well takes its journal away."""
+    if not isinstance(raw.get("entries"), Mapping):
+        raise ArtifactError(
+            f"{path} is damaged (it has no entries): remove it, and the search starts anew with  svtool build-trt "
+            "MODEL --int8 --drift-budget POINTS"
+        )
+    found = Inspection(path, "search", size_bytes=path.stat().st_size, sha256=sha256_file(path))
+    found.search = journal_facts(raw)
+    plan = path.with_name(path.name.removesuffix(".json").removesuffix(".search") + ".plan")
+    model = path.with_name(MODEL_NAME)
+    found.warnings.append(f"the search for {plan.name} was stopped, or found no map within its budget")
+    found.next.append(
+        f"svtool build-trt {model if model.is_file() else 'MODEL'} --int8 --drift-budget POINTS -o {plan}  (the same "
+        "command again goes on from here; with other limits or data it starts anew)"
+    )
     return found
 
 
@@ -220,12 +254,17 @@ def _inspect_report(path: Path, raw: dict[str, Any], schema: str) -> Inspection:
             found.warnings.append(f"the {role} {artifact} is not here any more")
         elif side.get("sha256") not in (None, sha256_file(here)):
             found.warnings.append(f"the {role} {artifact} has changed since: the report is of another file")
-    candidate = mapping(raw.get("candidate")).get("artifact") or "ENGINE"
+    if str(raw.get("verdict")) not in ("pass", "None"):
+        found.warnings.append(f"its verdict is {raw['verdict']}")
+    candidate, baseline = (
+        _file_or(mapping(raw.get(role)).get("artifact"), role.upper()) for role in ("candidate", "baseline")
+    )
+    model = baseline if baseline != "BASELINE" else "MODEL"
     verdicts = {
         "pass": f"svtool serve {candidate}",
-        "fail": "svtool build-trt MODEL --int8 --drift-budget POINTS  (finds what must stay in fp16)",
+        "fail": f"svtool build-trt {model} --int8 --drift-budget POINTS  (finds what must stay in fp16)",
     }
-    more = f"svtool validate-wer BASELINE {candidate} --data LIST  (with more utterances)"
+    more = f"svtool validate-wer {baseline} {candidate} --data LIST  (with more utterances)"
     found.next.append(verdicts.get(str(raw.get("verdict")), more))
     return found
 
@@ -312,7 +351,8 @@ def _add_checkpoint(found: Inspection) -> None:
         found.files[name] = sha256_file(file) if file.is_file() else None
         if found.files[name] is None:
             found.problems.append(f"the checkpoint has no {name}: svtool export cannot read it")
-    found.next.insert(0, f"svtool export {found.artifact}")
+    if not found.problems:
+        found.next.insert(0, f"svtool export {found.artifact}")
 
 
 # --- what several kinds share --------------------------------------------------------------------
@@ -354,6 +394,11 @@ def _manifest_or_none(path: Path) -> dict[str, Any]:
 
 
 def _check_graph(found: Inspection, graph: GraphFacts) -> None:
+    if graph.runs_problems:
+        points = counted(len(graph.runs_problems), "point")
+        found.warnings.append(f"svtool cannot run it: {points} of its contract not met, as said under Graph")
+    elif graph.build_problem is not None and found.kind in ("model", "foreign-onnx") and not graph.dynamic:
+        found.warnings.append(f"no engine can be built from it: {graph.build_problem}")
     if graph.dynamic:
         found.warnings.append(
             "it is dynamically quantized: TensorRT cannot build it, and its numbers depend on the CPU"
@@ -365,8 +410,37 @@ def _check_graph(found: Inspection, graph: GraphFacts) -> None:
     named = (found.manifest or {}).get("precision")
     if named and named != graph.precision:
         found.warnings.append(f"its manifest says {named}, its graph is {graph.precision}")
-    if found.kind == "foreign-onnx" and graph.metadata and found.manifest is None and not graph.runs_problems:
+    unlike_others = not graph.dynamic and graphs.PRECISION_KEY not in graph.metadata and graph.metadata
+    if found.kind == "foreign-onnx" and unlike_others and found.manifest is None and not graph.runs_problems:
         found.warnings.append(_no_manifest(found.artifact))
+
+
+def _judge_by_metadata(found: Inspection, graph: GraphFacts) -> None:
+    """Without a manifest: ours only if it still is what our metadata says. Other tools copy metadata along."""
+    claimed = graph.metadata.get(graphs.PRECISION_KEY, graph.precision)
+    if graph.dynamic or claimed != graph.precision:
+        found.warnings.append(
+            f"another tool made it from a file of svtool: its metadata says {claimed}, its graph is {graph.precision}"
+        )
+        return
+    beside = found.artifact.with_suffix(".plan").is_file()
+    found.kind = "model" if graph.precision == "fp32" else "twin" if beside else "engine"
+    found.warnings.append(_no_manifest(found.artifact))
+
+
+def _check_manifest(found: Inspection) -> None:
+    """What the build knew and its manifest kept: the calibration's warnings, how near float32 it is, the search."""
+    described = found.manifest or {}
+    found.search = search_facts(described)
+    found.warnings += [
+        f"its calibration: {one}" for one in calibration_findings(mapping(described.get("calibration")))
+    ]
+    if poor := parity_finding(described, found.precision):
+        found.warnings.append(poor)
+    if found.search is not None and found.search["verdict"] not in ("pass", None):
+        found.warnings.append(
+            f"its search ended {found.search['verdict']}: {'; '.join(found.search['reasons']) or 'no reason kept'}"
+        )
 
 
 def _check_machine(found: Inspection, described: Mapping[str, Any]) -> None:
@@ -388,8 +462,12 @@ def _check_machine(found: Inspection, described: Mapping[str, Any]) -> None:
         found.warnings.append(f"it was built for compute capability {wanted}, this GPU has {capability}")
     if flavor is RTX and not _covers(str(wanted), capability):
         found.warnings.append(
-            f"it was built for {wanted} ({RTX_RUNS_ON}), this GPU has compute capability {capability}"
+            f"it was built for {_portable_words(wanted)}, this GPU has compute capability {capability}"
         )
+
+
+def _portable_words(wanted: Any) -> str:
+    return f"compute capability {RTX_PORTABLE if wanted == 'portable' else wanted}"
 
 
 def _covers(wanted: str, capability: str) -> bool:
@@ -448,7 +526,7 @@ def _next_onnx(found: Inspection) -> list[str]:
     path, graph = found.artifact, found.graph
     assert graph is not None
     if found.problems:
-        return [f"svtool export SOURCE -o {path.parent}  and build again"]
+        return [f"svtool export SOURCE -o {path.parent} --force  and build again"]
     if found.kind == "model":
         return [f"svtool build-trt {path} --int8{_data(found)}", f"svtool transcribe FILE -m {path}"]
     if graph.runs_problems:
@@ -460,25 +538,40 @@ def _next_onnx(found: Inspection) -> list[str]:
     return [f"svtool validate-wer {_model_of(found)} {path}{_data(found)}"]
 
 
-def _model_of(found: Inspection) -> Path:
-    return found.artifact.parent / str((found.manifest or {}).get("model", MODEL_NAME))
+def _model_of(found: Inspection) -> Path | str:
+    """The model it was built from: beside it or under `engines/`, else the word for one. Only files that are there."""
+    described = found.manifest or {}
+    wanted = described.get("onnx_digest")
+    beside = found.artifact.parent / str(described.get("model", MODEL_NAME))
+    if beside.is_file() and beside != found.artifact:
+        digest = _manifest_or_none(beside).get("onnx_digest")
+        if None in (wanted, digest) or wanted == digest:
+            return beside
+    if wanted is not None:
+        for model in sorted(ENGINES.glob(f"*/{MODEL_NAME}")):
+            if _manifest_or_none(model).get("onnx_digest") == wanted:
+                return model
+    return "MODEL"
+
+
+def _file_or(named: Any, word: str) -> str:
+    return str(named) if named and Path(str(named)).is_file() else word
+
+
+def _precision_flags(precision: str | None) -> str:
+    flags = {"fp16": "--fp16", "int8": "--int8", "int8-weights": "--int8 --weight-only"}
+    return flags.get(str(precision), " (add --int8 or --fp16, as it was)")
 
 
 def _data(found: Inspection) -> str:
     """The embedded model brings its own lists."""
-    return "" if mapping((found.manifest or {}).get("source")).get("name") == "tiny" else " --data LIST"
+    name = mapping((found.manifest or {}).get("source")).get("name")
+    if name is None and found.graph is not None:
+        name = found.graph.metadata.get("svtool.source")
+    return "" if name == "tiny" else " --data LIST"
 
 
 # --- small things --------------------------------------------------------------------------------
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Files come from outside: a field of another type reads as an absent one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
