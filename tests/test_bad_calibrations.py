@@ -53,6 +53,13 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.stderr
 
 
+def shown(*arguments: object, code: int = 0) -> str:
+    """The command's table on one line."""
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return " ".join(done.stdout.replace("│", " ").split())
+
+
 def build(model: Path, cache: Path, plan: Path, code: int = 0) -> str:
     return run(
         *("build-trt", model, "--int8", "--calibration", cache, "-o", plan),
@@ -71,8 +78,12 @@ def test_a_good_one_is_taken(model: Path, good: tuple[Path, Path], tmp_path: Pat
 def test_over_clipped(model: Path, speech: Path, tmp_path: Path, percentile: int) -> None:
     pytest.importorskip("tensorrt_rtx")
     cache = tmp_path / "clipped.json"
-    said = run("calibrate", model, "--data", speech, "-o", cache, "--percentile", percentile)
-    assert "worse than with max ranges on the same audio" in said
+    table = shown("calibrate", model, "--data", speech, "-o", cache, "--percentile", percentile, code=1)
+    assert "the ranges are BAD, build-trt will refuse them" in table
+    assert "worse than with max ranges on the same audio" in table
+    assert "use --method max, or a higher --percentile" in table
+    again = shown("calibrate", model, "--data", speech, "-o", cache, "--percentile", percentile, code=1)
+    assert "nothing was run" in again  # the same file is no better the second time
     said = build(model, cache, tmp_path / "clipped.plan", code=1)
     assert "they clip speech" in said
     assert not list(tmp_path.glob("clipped.plan*"))
@@ -121,7 +132,13 @@ def test_the_same_with_audio_at_hand_is_refused_at_once(
 ) -> None:
     pytest.importorskip("tensorrt_rtx")
     text = changed_scale(good[1], tmp_path / "loud.cache", lambda scale: 100 * scale)
-    run("calibrate", model, "--from-trt-cache", text, "--data", speech, "-o", tmp_path / "loud.json")
+    table = shown(
+        *("calibrate", model, "--from-trt-cache", text, "--data", speech, "-o", tmp_path / "loud.json"),
+        code=1,
+    )
+    assert "check what the other tool was given" in table
+    assert "--percentile" not in table
+    assert "--method" not in table
     assert "they clip speech" in build(model, tmp_path / "loud.json", tmp_path / "loud.plan", code=1)
 
 

@@ -6,21 +6,24 @@ and leaves no file. Knows nothing of engines being built.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from svtool import calibration, trtcache
+from svtool import calibration, manifest, trtcache
 from svtool import graph as graphs
-from svtool.calibration import IMPORTED, MOST_LOSS_DB, REASONS, SCHEMA, Calibration
+from svtool.calibration import IMPORTED, SCHEMA, Calibration, counted_reasons
 from svtool.child import run_child
 from svtool.config import CalibrationConfig, load_config
-from svtool.errors import ArtifactError, UsageError
+from svtool.errors import ArtifactError, UsageError, counted
 from svtool.precision import FP16_SAFE
 from svtool.progress import Progress, Silent
 from svtool.source import Source, read_source
+from svtool.staging import staging
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,6 +58,11 @@ class Report:
     left_out: int = 0  # foreign scales of tensors that are no linear input here
     seconds: float = 0.0
     peak_rss_bytes: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """1 where no engine would be built from the ranges."""
+        return 1 if self.calibration.bad else 0
 
     @property
     def loud(self) -> list[tuple[str, float]]:
@@ -105,28 +113,42 @@ def run(request: Request, progress: Progress | None = None) -> Report:
     source = read_source(path)
     scales, left_out = _scales(request, path)
     spec = request.data or _default_list(source, request)
-    cache = _output(request, path, spec)
+    cache = _outputs(request, path, spec)
     wanted = _Wanted(source, settings, spec, scales)
     if not request.force and (found := _usable(cache, wanted, progress)) is not None:
         progress.note(f"{cache} is there already: same model, list and settings (--force makes it again)")
         return _with_text(Report(cache, path, found, True, left_out=left_out), request)
     made, seconds, peak = _made(wanted, request, progress)
     if left_out:
-        note = f"scales of {left_out} tensors that are no linear input of this model were left out"
+        note = f"the scales of {counted(left_out, 'tensor')} that no linear layer of this model reads were left out"
         made = replace(made, warnings=(*made.warnings, note))
-        progress.note(f"warning: {note}")
     calibration.save_cache(cache, made)
     report = Report(cache, path, made, False, left_out=left_out, seconds=seconds, peak_rss_bytes=peak)
     return _with_text(report, request)
 
 
 def work(payload: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """The child's side of `run`."""
-    made = calibration.calibrate_list(
-        Path(payload["model"]), payload["job"], threads=payload["threads"], progress=progress
-    )
-    calibration.save_cache(Path(payload["write"]), made)
+    """The child's side of `run`. `warn` (default True): say the warnings aloud too, not only in the cache."""
+    write = Path(payload["write"])
+    with _temporary_files_in(write.parent):
+        made = calibration.calibrate_list(
+            Path(payload["model"]), payload["job"], threads=payload["threads"], progress=progress
+        )
+    for warning in made.warnings if payload.get("warn", True) else ():
+        progress.note(f"warning: {warning}")
+    calibration.save_cache(write, made)
     return {}
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """A killed child removes nothing: what it leaves lies where its parent clears up."""
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def render(report: Report) -> RenderableType:
@@ -148,8 +170,11 @@ def _rows(report: Report, made: Calibration) -> list[tuple[str, str]]:
         ("method", _method(made)),
         ("utterances", _used(made)),
         ("languages", ", ".join(f"{count} {name}" for name, count in made.languages.items()) or "none"),
-        ("ranges", f"{len(made.amax)} linear inputs for int8, {len(made.absmax)} tensors for fp16"),
-        *_sqnr_rows(made.sqnr),
+        (
+            "ranges",
+            f"{counted(len(made.amax), 'linear input')} for int8, {counted(len(made.absmax), 'tensor')} for fp16",
+        ),
+        *_sqnr_rows(made),
         ("fp16", _fp16(report, made)),
     ]
     if report.trt_cache is not None:
@@ -165,17 +190,17 @@ def _method(made: Calibration) -> str:
 def _used(made: Calibration) -> str:
     if not made.used:
         return "none"
-    skipped = ", ".join(f"{count} {REASONS.get(reason, reason)}" for reason, count in made.skipped.items())
-    return f"{made.used} used, {made.seconds:.0f} s of audio; skipped: {skipped or 'none'}"
+    skipped = counted_reasons(made.skipped, made.max_seconds)
+    return f"{made.used} used, {made.seconds:.1f} s of audio; skipped: {skipped or 'none'}"
 
 
-def _sqnr_rows(sqnr: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _sqnr_rows(made: Calibration) -> list[tuple[str, str]]:
+    sqnr = made.sqnr
     if not sqnr:
         return [("int8 costs", "not measured: no audio")]
-    lost = None if None in (sqnr["db"], sqnr["max_db"]) else sqnr["max_db"] - sqnr["db"]
-    verdict = ", BAD" if lost is not None and lost > MOST_LOSS_DB else ""
+    over = counted(sqnr["utterances"], "utterance")
     rows = [
-        ("int8, all layers", f"{_db(sqnr['db'])} over {sqnr['utterances']} utterances{verdict}"),
+        ("int8, all layers", f"{_db(sqnr['db'])} over {over}{', BAD' if made.bad else ''}"),
         ("  by max ranges", _db(sqnr["max_db"])),
     ]
     return rows + [(f"  {name} alone", _db(value)) for name, value in sqnr["groups"].items()]
@@ -192,7 +217,8 @@ def _fp16(report: Report, made: Calibration) -> str:
     if not report.loud:
         return f"every tensor fits; the loudest is {name} at {value:.4g}"
     shown = ", ".join(f"{name} at {value:.4g}" for name, value in report.loud[:_LOUDEST])
-    return f"{len(report.loud)} tensors above {FP16_SAFE:g} stay float32: {shown}"
+    stays = "stays" if len(report.loud) == 1 else "stay"
+    return f"{counted(len(report.loud), 'tensor')} above {FP16_SAFE:g} {stays} float32: {shown}"
 
 
 @dataclass(frozen=True)
@@ -250,19 +276,78 @@ def _default_list(source: Source, request: Request) -> str | None:
     )
 
 
-def _output(request: Request, path: Path, spec: str | None) -> Path:
+def _outputs(request: Request, path: Path, spec: str | None) -> Path:
+    """Where the cache goes. Raises UsageError before anything is run when a file would be lost."""
     beside = calibration.default_cache(path, spec or str(request.from_trt_cache))
     output = request.output or beside
     if output.is_dir():
         output = output / beside.name
-    if output.exists() and not request.force and not _is_cache(output):
-        raise UsageError(
-            f"{output} is no calibration cache and would be replaced: choose another name with -o, or use --force"
-        )
-    for other in (path, request.from_trt_cache, request.to_trt_cache, Path(spec) if spec else None):
-        if other is not None and other.resolve() == output.resolve():
-            raise UsageError(f"the cache would replace {other}: choose another name with -o")
+    text = request.to_trt_cache
+    if text is not None and text.resolve() == output.resolve():
+        raise UsageError(f"the cache and its text form would both be {output}: choose another name with -o")
+    wanted = [_Output(output, "-o", "calibration cache", _is_cache)]
+    if text is not None:
+        wanted.append(_Output(text, "--to-trt-cache", "TensorRT text cache", trtcache.is_one))
+    for one in wanted:
+        one.check(request.force)
+    if there := [one for one in wanted if one.path.exists()]:
+        inputs = {other.resolve(): other for other in _inputs(request, path, spec)}
+        for one in there:
+            if one.path.resolve() in inputs:
+                raise UsageError(
+                    f"{inputs[one.path.resolve()]} is read here and would be replaced: "
+                    f"choose another name with {one.option}"
+                )
     return output
+
+
+@dataclass(frozen=True)
+class _Output:
+    path: Path
+    option: str
+    kind: str
+    is_one: Callable[[Path], bool]
+
+    def check(self, force: bool) -> None:
+        other = f"choose another name with {self.option}"
+        if self.path.is_dir():
+            raise UsageError(f"{self.path} is a folder: {other}")
+        if not self.path.exists():
+            folder = next(one for one in self.path.absolute().parents if one.exists())
+            if not folder.is_dir() or not os.access(folder, os.W_OK):
+                raise UsageError(
+                    f"{self.path} cannot be written, for {folder} is no folder to write to: {other}"
+                )
+        elif not self.path.is_file():
+            raise UsageError(f"{self.path} is no plain file: {other}")
+        elif not force and not self._replaceable():
+            raise UsageError(f"{self.path} is no {self.kind} and would be replaced: {other}, or use --force")
+
+    def _replaceable(self) -> bool:
+        try:
+            return self.is_one(self.path)
+        except OSError:
+            return False
+
+
+def _inputs(request: Request, path: Path, spec: str | None) -> list[Path]:
+    """Every file the command reads: no option replaces one of them."""
+    from svtool.assets import CMVN_NAME
+    from svtool.utterances import read_utterances
+
+    found = [path, manifest.manifest_path(path), path.parent / CMVN_NAME, *_weight_files(path)]
+    found += [one for one in (request.from_trt_cache, request.config) if one is not None]
+    if spec is not None:
+        utterances = read_utterances(spec)
+        found += [utterances.path, *(one.audio for one in utterances)]
+    return found
+
+
+def _weight_files(path: Path) -> list[Path]:
+    import onnx_ir
+
+    weights = (value.const_value for value in graphs.load_model(path).graph.initializers.values())
+    return list({Path(one.path) for one in weights if isinstance(one, onnx_ir.ExternalTensor)})
 
 
 def _is_cache(path: Path) -> bool:
@@ -313,11 +398,9 @@ def _made(wanted: _Wanted, request: Request, progress: Progress) -> tuple[Calibr
     if wanted.list is None:
         assert wanted.scales is not None
         made = calibration.import_scales(path, wanted.scales, frontend=_frontend(path))
-        for warning in made.warnings:
-            progress.note(f"warning: {warning}")
         return replace(made, max_seconds=settings.max_seconds), 0.0, 0
-    with tempfile.TemporaryDirectory(prefix="svtool-calibrate-") as folder:
-        write = Path(folder) / "cache.json"
+    with staging(Path(tempfile.gettempdir()), "calibrate") as folder:
+        write = folder / "cache.json"
         job = {
             "list": wanted.list,
             "assets": str(path.parent),
@@ -327,7 +410,13 @@ def _made(wanted: _Wanted, request: Request, progress: Progress) -> tuple[Calibr
             "smooth": settings.smooth,
             "scales": dict(wanted.scales) if wanted.scales is not None else None,
         }
-        payload = {"model": str(path), "job": job, "threads": request.threads, "write": str(write)}
+        payload = {
+            "model": str(path),
+            "job": job,
+            "threads": request.threads,
+            "write": str(write),
+            "warn": False,  # the report tells them
+        }
         finished = run_child("calibrate:work", payload, progress)
         return calibration.read_cache(write), finished.wall_s, finished.peak_rss_bytes
 

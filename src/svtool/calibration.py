@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from svtool import __version__, layers, manifest, sensitivity, smooth, thresholds
 from svtool import graph as graphs
+from svtool.assets import LANGUAGES
 from svtool.audiofacts import QUIET_PEAK, ZERO_SHARE, faults, samples_digest
-from svtool.errors import ArtifactError, UsageError
-from svtool.frontend import LFR_FRAME_S
+from svtool.errors import ArtifactError, UsageError, counted
+from svtool.frontend import LFR_FRAME_S, MIN_SAMPLES, SAMPLE_RATE
 from svtool.progress import Progress, Silent
 from svtool.ranges import ChannelProbes, Probes, Running, Sample, Skipped, largest
+from svtool.segment import THRESHOLD_DBFS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -56,9 +58,9 @@ MOST_LOSS_DB = 3.0  # against max ranges: more, and the clipping costs more than
 _NAMED = 5
 
 REASONS = {
-    "silent": "silent",
-    "too_long": "too long",
-    "too_short": "too short",
+    "silent": f"silent (no sound above {THRESHOLD_DBFS:g} dBFS over 300 Hz)",
+    "too_long": "too long (over {max_seconds:g} s)",
+    "too_short": f"too short (under {1000 * MIN_SAMPLES / SAMPLE_RATE:g} ms)",
     "missing": "not there",
     "not_audio": "not audio",
     "broken": "broken",
@@ -125,6 +127,11 @@ class Calibration:
         mine, best = self.sqnr.get("db"), self.sqnr.get("max_db")
         return best - mine if mine is not None and best is not None else None
 
+    @property
+    def bad(self) -> bool:
+        """Whether the ranges clip so much that no engine is built from them."""
+        return self.lost_db is not None and self.lost_db > MOST_LOSS_DB
+
 
 def calibrate(
     model_path: Path,
@@ -139,6 +146,7 @@ def calibrate(
     list_digest: str = "",
     frontend: Mapping[str, Any] | None = None,
     multilingual: bool = False,
+    notes: Sequence[str] = (),
     score: bool = True,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -147,17 +155,19 @@ def calibrate(
     """Stream `samples` through the model. Raises ArtifactError when none is usable or a tensor is not finite.
 
     `scales` (tensor -> amax, complete) are kept in place of measured clipping points. With `smoothing` above zero
-    the samples are read twice. `score` measures what int8 costs with these ranges.
+    the samples are read twice. `score` measures what int8 costs with these ranges. `notes` on the list become
+    warnings.
     """
     progress = progress or Silent()
     check_settings(method, percentile, smoothing)
     model = _load(model_path)
     digest = graphs.model_digest(model)
-    tally = _Tally(_frames(max_seconds), list_name, progress)
+    # every skipped utterance is told in the first pass over the samples
+    tally = _Tally(max_seconds, list_name, progress, told=0 if smoothing else _NAMED)
     exponents: dict[str, tuple[int, ...]] = {}
     if smoothing:
         progress.stage("measuring channels", total)
-        first = _Tally(tally.max_frames, list_name, progress, told=0)
+        first = _Tally(max_seconds, list_name, progress)
         exponents = _balance(model, samples, smoothing, threads, first)
         model = smooth.smooth(model, exponents)
     method = IMPORTED if scales is not None else method
@@ -188,10 +198,7 @@ def calibrate(
     del probes
     if score:
         made = replace(made, sqnr=_score(model_path, tally.kept.samples, made, threads, progress))
-    made = replace(made, warnings=(*tally.warnings(multilingual), *_costs(made)))
-    for warning in made.warnings:
-        progress.note(f"warning: {warning}")
-    return made
+    return replace(made, warnings=(*notes, *tally.warnings(multilingual), *_costs(made)))
 
 
 def import_scales(
@@ -244,6 +251,7 @@ def calibrate_list(
         list_digest=utterances.digest,
         frontend=frontend_settings(assets.cmvn),
         multilingual=assets.name != "tiny",
+        notes=utterances.notes,
         threads=threads,
         progress=progress,
         total=len(utterances.utterances),
@@ -369,9 +377,9 @@ class _ListSamples:
     max_seconds: float
 
     def __iter__(self) -> Iterator[Sample | Skipped]:
-        from svtool.assets import LANGUAGES, TEXTNORMS
+        from svtool.assets import TEXTNORMS
         from svtool.errors import AudioError
-        from svtool.frontend import MIN_SAMPLES, SAMPLE_RATE, Frontend
+        from svtool.frontend import Frontend
         from svtool.segment import is_silent
         from svtool.utterances import decode_audio
 
@@ -421,7 +429,7 @@ class _Spread:
 class _Tally:
     """What happened to the utterances of one pass over a list."""
 
-    max_frames: int
+    max_seconds: float
     list_name: str
     progress: Progress
     told: int = _NAMED  # skipped utterances that a note names
@@ -434,21 +442,37 @@ class _Tally:
 
     def stream(self, samples: Iterable[Sample | Skipped], run: Running) -> None:
         """Run what can be run. Raises ArtifactError when that is nothing."""
+        max_frames = _frames(self.max_seconds)
         for sample in samples:
             self.progress.advance()
-            if isinstance(sample, Sample) and not 1 <= len(sample.feats) <= self.max_frames:
+            if isinstance(sample, Sample) and not 1 <= len(sample.feats) <= max_frames:
                 sample = Skipped(sample.id, "too_long" if len(sample.feats) else "too_short")
             if isinstance(sample, Skipped):
                 self._skip(sample)
             else:
                 run(sample)
                 self._add(sample)
+        if self.told and (more := self.skipped.total() - self.told) > 0:
+            self.progress.note(f"and {more:,} more skipped")
         if not self.used:
-            reasons = _counts(self.skipped) or "it is empty"
+            reasons = counted_reasons(self.skipped, self.max_seconds) or "it is empty"
             raise ArtifactError(
-                f"no utterance of {self.list_name or 'the list'} can calibrate: {reasons}; "
-                "name a list of recordings with speech with  svtool calibrate MODEL --data LIST"
+                f"no utterance of {self.list_name or 'the list'} can calibrate: {reasons}; {self._remedy()}"
             )
+
+    def _remedy(self) -> str:
+        """What to do when everything was skipped, by the reasons there were."""
+        steps = []
+        if "too_long" in self.skipped:
+            steps.append(
+                f"take recordings of {self.max_seconds:g} s or less, or raise max_seconds under [calibration] in a "
+                "TOML file and give it with --config"
+            )
+        if self.skipped.keys() - {"too_long", "too_short", "silent"}:
+            steps.append(f"see what is wrong with  svtool data check {self.list_name or 'LIST'}")
+        if not steps or "silent" in self.skipped:
+            steps.append("name another list, of recordings with speech, with --data")
+        return "; ".join(steps)
 
     def _add(self, sample: Sample) -> None:
         self.used[sample.spoken or "unknown"] += 1
@@ -462,34 +486,37 @@ class _Tally:
     def _skip(self, sample: Skipped) -> None:
         self.skipped[sample.reason] += 1
         if self.skipped.total() <= self.told:
-            self.progress.note(f"skipped {sample.id!r}: {REASONS.get(sample.reason, sample.reason)}")
+            self.progress.note(f"skipped {sample.id!r}: {_reason(sample.reason, self.max_seconds)}")
 
     def warnings(self, multilingual: bool) -> tuple[str, ...]:
         total, seconds = self.used.total(), self.frames * LFR_FRAME_S
         found = []
         if total < MIN_UTTERANCES:
-            found.append(f"used only {_utterances(total)}; ranges want at least {MIN_UTTERANCES}")
+            found.append(f"used only {counted(total, 'utterance')}; ranges want at least {MIN_UTTERANCES}")
         if seconds < MIN_SECONDS:
             found.append(f"used only {seconds:.1f} s of audio; ranges want at least {MIN_SECONDS:.0f} s")
         if self.skipped:
-            found.append(f"skipped {_utterances(self.skipped.total())} ({_counts(self.skipped)})")
+            reasons = counted_reasons(self.skipped, self.max_seconds)
+            found.append(f"skipped {counted(self.skipped.total(), 'utterance')}: {reasons}")
         for fault, text in (
             ("clipped", "clipped at full scale"),
             ("quiet", f"very quiet (under {20 * math.log10(QUIET_PEAK):.0f} dBFS at their loudest)"),
             ("zeros", f"digital silence for more than {ZERO_SHARE:.0%} of their length"),
         ):
             if self.faults[fault]:
-                found.append(f"{text}: {self.faults[fault]} of {_utterances(total)}")
-        known = [name for name in self.used if name != "unknown"]
-        if multilingual and len(known) == 1:
-            found.append(
-                f"every utterance is {known[0]}: a multilingual model wants every language it will hear"
-            )
-        if multilingual and not known:
-            found.append(
-                "the list names no languages: a multilingual model wants every language it will hear"
-            )
+                found.append(f"{text}: {self.faults[fault]} of {counted(total, 'utterance')}")
+        if multilingual and (narrow := self._narrow()):
+            found.append(f"{narrow}: a multilingual model wants every language it will hear")
         return tuple(found)
+
+    def _narrow(self) -> str | None:
+        """What to say of the languages when there are not two that the model knows."""
+        known = [name for name in self.used if name in LANGUAGES and name not in ("auto", "nospeech")]
+        if not known:
+            return "the list names no languages that the model knows"
+        if len(known) > 1:
+            return None
+        return f"every utterance {'' if len(self.used) == 1 else 'of a known language '}is {known[0]}"
 
 
 def check_settings(method: str, percentile: float, smoothing: float) -> None:
@@ -557,12 +584,17 @@ def _decibels(value: float) -> float | None:
 
 
 def _costs(made: Calibration) -> tuple[str, ...]:
-    lost = made.lost_db
-    if lost is None or lost <= MOST_LOSS_DB:
+    if not made.bad:
         return ()
+    remedy = {
+        IMPORTED: "these scales do not fit this audio: check what the other tool was given (this very model, audio "
+        "like this, which clipping), or calibrate here, without --from-trt-cache",
+        "percentile": "use --method max, or a higher --percentile",
+    }
     return (
-        f"int8 with these ranges is {lost:.1f} dB worse than with max ranges on the same audio ({made.sqnr['db']:g} "
-        f"against {made.sqnr['max_db']:g} dB): use --method max, or a higher --percentile",
+        f"the ranges are BAD, build-trt will refuse them: int8 is {made.lost_db:.1f} dB worse than with max ranges on "
+        f"the same audio ({made.sqnr['db']:g} against {made.sqnr['max_db']:g} dB, at most {MOST_LOSS_DB:g}): "
+        + remedy.get(made.method, "use --method max"),
     )
 
 
@@ -609,12 +641,13 @@ def _again(path: Path) -> str:
     return f"calibrate again with  svtool calibrate MODEL --data LIST -o {path}"
 
 
-def _counts(counter: Counter[str]) -> str:
-    return ", ".join(f"{count} {REASONS.get(reason, reason)}" for reason, count in sorted(counter.items()))
+def counted_reasons(skipped: Mapping[str, int], max_seconds: float) -> str:
+    """`2 silent (...), 1 too long (over 30 s)`; empty for none."""
+    return ", ".join(f"{count:,} {_reason(reason, max_seconds)}" for reason, count in sorted(skipped.items()))
 
 
-def _utterances(count: int) -> str:
-    return f"{count} utterance{'' if count == 1 else 's'}"
+def _reason(reason: str, max_seconds: float) -> str:
+    return REASONS[reason].format(max_seconds=max_seconds) if reason in REASONS else reason
 
 
 def _listed(names: Sequence[str], noun: str) -> str:

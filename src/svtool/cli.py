@@ -350,7 +350,11 @@ def calibrate(
     )  # fmt: skip
     with RichProgress(quiet=quiet) as progress:
         report = start(request, progress)
+        for warning in report.calibration.warnings if as_json else ():  # the table shows them
+            progress.note(f"warning: {warning}")
     _emit(report.to_json(), as_json, lambda: render(report))
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
 
 
 @app.command(

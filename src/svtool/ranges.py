@@ -6,6 +6,7 @@ at its natural length, so no padded frame is ever counted. Knows nothing of audi
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import tempfile
@@ -20,6 +21,7 @@ from svtool import graph as graphs
 from svtool import modelfile, thresholds
 from svtool.errors import ArtifactError
 from svtool.frontend import FEATURE_SIZE
+from svtool.staging import staging
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -144,7 +146,7 @@ class Running:
         self._model = model
         self._sink = sink
         self._threads = threads
-        self._folder = tempfile.TemporaryDirectory(prefix="svtool-calibrate-")
+        self._files = contextlib.ExitStack()
 
     def __enter__(self) -> Running:
         import onnxruntime
@@ -159,14 +161,15 @@ class Running:
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         # packed weights would be a second copy of all of them
         options.add_session_config_entry("session.disable_prepacking", "1")
-        source = _for_runtime(self._model, Path(self._folder.name))
+        folder = self._files.enter_context(staging(Path(tempfile.gettempdir()), "ranges"))
+        source = _for_runtime(self._model, folder)
         graphs.release_weights(self._model)
         del self._model
         gc.collect()  # graphs are full of cycles, and a smoothed one holds its weights in memory
         try:
             self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's classes share no base of their own
-            self._folder.cleanup()
+            self._files.close()
             raise ArtifactError(
                 f"the model with probes in it cannot be run by ONNX Runtime {onnxruntime.__version__} "
                 f"({modelfile.words(error)}): make it again with  svtool export SOURCE  {modelfile.SOURCES}"
@@ -175,7 +178,7 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         del self._session
-        self._folder.cleanup()
+        self._files.close()
 
     def __call__(self, sample: Sample) -> None:
         import onnxruntime

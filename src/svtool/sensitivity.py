@@ -23,6 +23,7 @@ from svtool.errors import ArtifactError
 from svtool.progress import Progress, Silent
 from svtool.ranges import Sample, feed
 from svtool.sqnr import Sqnr
+from svtool.staging import staging
 
 if TYPE_CHECKING:
     from svtool.calibration import Calibration
@@ -58,8 +59,8 @@ class Scorer:
         """dB over all frames, with `layers` in int8 (None: all but the head); inf when nothing changes."""
         if layers is not None and not layers:
             return float("inf")
-        with tempfile.TemporaryDirectory(prefix="svtool-sensitivity-") as folder:
-            candidate = Path(folder) / "candidate.onnx"
+        with staging(Path(tempfile.gettempdir()), "sensitivity") as folder:
+            candidate = folder / "candidate.onnx"
             self._write(candidate, amax, layers)
             running = Sqnr()
             for reference, logits in zip(self._reference, self._logits(candidate), strict=True):

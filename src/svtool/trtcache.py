@@ -37,6 +37,13 @@ def write(path: Path, amax: Mapping[str, float]) -> None:
         work.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def is_one(path: Path) -> bool:
+    """Whether a file begins as such a cache does; no more of it is looked at."""
+    with path.open("rb") as stream:
+        first = stream.read(200).split(b"\n")[0]
+    return _HEADER.fullmatch(first.decode("utf-8-sig", "replace").strip()) is not None
+
+
 def read(path: Path) -> dict[str, float]:
     """Tensor name -> amax. Raises ArtifactError with the line number of whatever is no scale."""
     lines = _lines(path)
