@@ -274,6 +274,17 @@ def test_a_place_that_cannot_be_written_is_one_sentence(
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert lines(result.stderr)[-1].startswith("error: ")
         assert "file" in lines(result.stderr)[-1]
+        assert "name another" in lines(result.stderr)[-1]
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "/proc/x/y", "/dev/null/x"])
+def test_an_export_that_cannot_be_written_names_what_was_asked_for(place: str) -> None:
+    result = runner.invoke(app, ["export", "tiny", "-o", place])
+    assert result.exit_code in (1, 2)
+    last = lines(result.stderr)[-1]
+    assert place in last
+    assert "name another directory with -o" in last
+    assert ".svtool-" not in result.stderr
 
 
 def test_a_full_disk_under_stdout_is_one_sentence(tiny_model: Path, clips: list[Path]) -> None:
@@ -284,7 +295,30 @@ def test_a_full_disk_under_stdout_is_one_sentence(tiny_model: Path, clips: list[
         )  # fmt: skip
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "No space left" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: stdout: No space left on device: free")
+
+
+@pytest.mark.parametrize("command", [["--version"], ["inspect", str(tiny.MODEL_DIR)], ["export", "--help"]])
+def test_a_full_disk_under_other_output_is_one_sentence_too(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "svtool", *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No space left on device: free" in done.stderr.splitlines()[-1]
+
+
+def test_a_full_disk_under_a_file_is_not_blamed_on_stdout() -> None:
+    code = (
+        "from svtool import demo\n"
+        "from svtool.cli import app\n"
+        "demo.run = lambda: open('/dev/full', 'w').write('x' * 99999)\n"
+        "app(['demo'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a file that was being written: No space left on device")
 
 
 def test_a_file_that_ends_early_is_said(tiny_model: Path, clips: list[Path], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ SIGTERM (`serve`, which is meant to be ended so: 0).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -45,6 +46,14 @@ class _Group(TyperGroup):
             ctx.fail(f"help is an option here:  {' '.join(['svtool', *known, '--help'])}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)  # --help and --version print here
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _told(error) from error
+
     def invoke(self, ctx: Any) -> Any:
         try:
             with _own_words():
@@ -60,11 +69,7 @@ class _Group(TyperGroup):
             sys.stderr.close()
             raise typer.Exit(0) from error
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            _say(f"error: {where}{error.strerror or error}")
-            # what could not be written must not be tried, and fail, once more when Python ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(1) from error
+            raise _told(error) from error
 
 
 @contextmanager
@@ -93,6 +98,48 @@ def _value_words(fault: Mapping[str, Any]) -> str:
     if kind.startswith(("float", "finite", "greater_than", "less_than")):
         return f"{given} is not a number"
     return str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "it should be")
+
+
+def _told(error: OSError) -> SystemExit:
+    _say(f"error: {_refused(error)}")
+    # what could not be written must not be tried, and fail, once more when Python ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return SystemExit(1)
+
+
+def _refused(error: OSError) -> str:
+    """What the system would not do, with what, and what to do about it."""
+    where = str(error.filename or "a file that was being written")
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{where}: {error.strerror or error}" + (f": {advice}" if advice else "")
+
+
+@contextmanager
+def _stdout() -> Iterator[None]:
+    """Names stdout in the error of a write, which names no file by itself."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or "stdout"
+        raise
+
+
+def _print(text: str) -> None:
+    with _stdout():
+        typer.echo(text)
+
+
+_ADVICE = {
+    errno.ENOSPC: "free some space there, or write somewhere else",
+    errno.EDQUOT: "free some space there, or write somewhere else",
+    errno.ENOTDIR: "a part of that path is a file; name another place (-o)",
+    errno.EEXIST: "a part of that path is a file; name another place (-o)",
+    errno.EACCES: "this user may not use it; name another place, or change its rights",
+    errno.EPERM: "this user may not use it; name another place, or change its rights",
+    errno.EROFS: "name a place that can be written",
+}
 
 
 app = typer.Typer(
@@ -172,7 +219,7 @@ Settings = Annotated[Path | None, typer.Option(help="TOML settings, see configs/
 def _print_version(asked: bool) -> None:
     # as the option's own callback, which runs before a missing command is an error
     if asked:
-        typer.echo(f"svtool {__version__}")
+        _print(f"svtool {__version__}")
         raise typer.Exit
 
 
@@ -286,7 +333,7 @@ def transcribe(
             for warning in result.warnings:
                 progress.note(f"warning: {result.audio}: {warning}")
             if result.printed is not None:
-                typer.echo(result.printed)
+                _print(result.printed)
     if failed:
         raise typer.Exit(1)
 
@@ -682,7 +729,7 @@ def data_convert(
     with RichProgress(quiet=quiet) as progress:
         tiny.render_named(data, progress)
         report = convert(data, output, audio=audio, leave_out=leave_out, progress=progress)
-    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else render(report))
+    _print(json.dumps(report.to_json(), ensure_ascii=False) if as_json else render(report))
 
 
 @app.command(epilog="Example:  svtool serve engines/sensevoice/int8.onnx --port 8000")
@@ -800,14 +847,15 @@ def _note_tiny(source: str, note: Callable[[str], None]) -> None:
 
 def _emit(value: dict[str, Any], as_json: bool, rendered: Callable[[], RenderableType]) -> None:
     if as_json:
-        typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        _print(json.dumps(value, ensure_ascii=False, allow_nan=False))
         return
     from rich.console import Console
     from rich.segment import Segment, Segments
 
     console = Console()
-    for line in console.render_lines(rendered(), pad=False):
-        console.print(Segments([*_trimmed(line), Segment.line()]), end="")
+    with _stdout():
+        for line in console.render_lines(rendered(), pad=False):
+            console.print(Segments([*_trimmed(line), Segment.line()]), end="")
 
 
 def _trimmed(line: list[Segment]) -> list[Segment]:
@@ -823,12 +871,13 @@ def _trimmed(line: list[Segment]) -> list[Segment]:
 def _emit_page(value: dict[str, Any], as_json: bool, page: Callable[[int], Text]) -> None:
     """For reports that break their own lines: a path longer than the terminal is neither cut nor broken."""
     if as_json:
-        typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        _print(json.dumps(value, ensure_ascii=False, allow_nan=False))
         return
     from rich.console import Console
 
     console = Console()
-    console.print(page(console.width), soft_wrap=True)
+    with _stdout():
+        console.print(page(console.width), soft_wrap=True)
 
 
 def _say(message: str) -> None:

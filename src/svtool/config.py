@@ -80,6 +80,7 @@ class GateConfig:
     min_sqnr_db: float | None = None
 
 
+_EXAMPLE = "configs/sensevoice-small.toml of svtool's repository"
 MOST_THREADS = 256
 ARENA_STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
 CUDNN_SEARCHES = ("HEURISTIC", "DEFAULT", "EXHAUSTIVE")
@@ -141,10 +142,10 @@ class Config:
 def load_config(path: Path) -> Config:
     """Read a TOML file; keys it leaves out keep their defaults. Raises ArtifactError for anything it cannot mean."""
     try:
-        raw = read_toml(path, "compare it with configs/sensevoice-small.toml")
+        raw = read_toml(path, f"compare it with {_EXAMPLE}")
     except FileNotFoundError as error:
         raise ArtifactError(
-            f"{path} does not exist: copy configs/sensevoice-small.toml and edit it"
+            f"{path} does not exist: start from a copy of {_EXAMPLE}, or leave --config out"
         ) from error
     config: Config = _build(Config, raw, str(path), "")
     return config
