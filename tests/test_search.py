@@ -155,5 +155,8 @@ def test_a_damaged_journal_is_started_anew(tmp_path: Path, content: str) -> None
     assert journal.resumed == 0
     journal.put("rank", {"g": 1.0})
     assert Journal(path, {}).get("rank") == {"g": 1.0}
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"entries": None}))
+    assert Journal(path, {}).resumed == 0
     journal.remove()
     assert not path.exists()

@@ -220,7 +220,8 @@ class Journal:
         except (OSError, ValueError):
             return {}
         known = isinstance(raw, dict) and raw.get("schema") == SCHEMA and raw.get("key") == self._key
-        return dict(raw["entries"]) if known else {}
+        entries = raw.get("entries") if known else None
+        return dict(entries) if isinstance(entries, dict) else {}
 
 
 class Remembered:
