@@ -226,8 +226,12 @@ def test_no_text_cache_replaces_another_file(folder: Path, name: str) -> None:
     before = {path: path.read_bytes() for path in folder.iterdir()}
     options = ["--data", str(folder / "mine.jsonl"), "--config", str(folder / "mine.toml")]
     out = ["-o", str(folder / "z.json"), "--to-trt-cache", str(folder / name)]
-    assert "is no TensorRT text cache and would be replaced" in run(folder, *options, *out, code=2).stderr
-    if name != "empty":
+    said = run(folder, *options, *out, code=2).stderr
+    if name == "empty":
+        assert "is no TensorRT text cache and would be replaced" in said
+    else:
+        assert f"{name} is read here and would be replaced" in said
+        assert "--force" not in said
         said = run(folder, *options, *out, "--force", code=2).stderr
         assert f"{name} is read here and would be replaced" in said
         said = run(folder, *options, "-o", str(folder / name), "--force", code=2).stderr

@@ -289,15 +289,9 @@ def _outputs(request: Request, path: Path, spec: str | None) -> Path:
     if text is not None:
         wanted.append(_Output(text, "--to-trt-cache", "TensorRT text cache", trtcache.is_one))
     for one in wanted:
-        one.check(request.force)
-    if there := [one for one in wanted if one.path.exists()]:
-        inputs = {other.resolve(): other for other in _inputs(request, path, spec)}
-        for one in there:
-            if one.path.resolve() in inputs:
-                raise UsageError(
-                    f"{inputs[one.path.resolve()]} is read here and would be replaced: "
-                    f"choose another name with {one.option}"
-                )
+        one.check_place()
+        if one.path.exists():
+            _check_replaced(one, request, path, spec)
     return output
 
 
@@ -308,8 +302,12 @@ class _Output:
     kind: str
     is_one: Callable[[Path], bool]
 
-    def check(self, force: bool) -> None:
-        other = f"choose another name with {self.option}"
+    @property
+    def other(self) -> str:
+        return f"choose another name with {self.option}"
+
+    def check_place(self) -> None:
+        other = self.other
         if self.path.is_dir():
             raise UsageError(f"{self.path} is a folder: {other}")
         if not self.path.exists():
@@ -320,18 +318,30 @@ class _Output:
                 )
         elif not self.path.is_file():
             raise UsageError(f"{self.path} is no plain file: {other}")
-        elif not force and not self._replaceable():
-            raise UsageError(f"{self.path} is no {self.kind} and would be replaced: {other}, or use --force")
 
-    def _replaceable(self) -> bool:
+    def replaceable(self) -> bool:
         try:
             return self.is_one(self.path)
         except OSError:
             return False
 
 
+def _check_replaced(output: _Output, request: Request, path: Path, spec: str | None) -> None:
+    """Nothing that is read here is ever replaced, and other files only by their kind or by --force."""
+    same_kind = output.replaceable()
+    # the model need not be opened once more for a file that is plainly none of it
+    inputs = [request.from_trt_cache] if same_kind else _inputs(request, path, spec)
+    for one in inputs:
+        if one is not None and one.resolve() == output.path.resolve():
+            raise UsageError(f"{one} is read here and would be replaced: {output.other}")
+    if not same_kind and not request.force:
+        raise UsageError(
+            f"{output.path} is no {output.kind} and would be replaced: {output.other}, or use --force"
+        )
+
+
 def _inputs(request: Request, path: Path, spec: str | None) -> list[Path]:
-    """Every file the command reads: no option replaces one of them."""
+    """Every file the command reads."""
     from svtool.assets import CMVN_NAME
     from svtool.utterances import read_utterances
 
