@@ -586,6 +586,7 @@ def test_what_the_system_refuses_is_told_with_what_helps(number: int, said: str)
     words = _why(OSError(number, os.strerror(number), "engines/x"))
     assert said in words
     assert "Errno" not in words
+    assert ".svtool-" not in _why(OSError(number, os.strerror(number), "engines/.svtool-export-x-1/finished"))
 
 
 def test_nothing_warns_outside_the_exporter() -> None:

@@ -127,8 +127,10 @@ def _why(error: OSError) -> str:
         return "it may not be written; name another directory with -o"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return "a part of that path is a file; name another directory with -o"
-    # the file that failed is in the folder of work in progress, whose name would say nothing
-    return f"{error.strerror or error}; name another directory with -o"
+    # the folder of work in progress has a name that says nothing
+    named = bool(error.filename) and ".svtool-" not in str(error.filename)
+    where = f"{error.filename}: " if named else ""
+    return f"{where}{error.strerror or error}; name another directory with -o"
 
 
 def _check_options(options: ExportOptions) -> None:
