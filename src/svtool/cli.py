@@ -887,7 +887,11 @@ def _say(message: str) -> None:
 def main() -> None:
     if "serve" not in sys.argv[1:2]:  # the server has its own clean stop
         signal.signal(signal.SIGTERM, _leave)
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:  # before a command has begun, or while one is being left
+        _say("interrupted")
+        sys.exit(INTERRUPTED)
 
 
 def _leave(number: int, _: object) -> None:
