@@ -237,7 +237,7 @@ def test_layers_can_be_kept_in_float32(folder: Path) -> None:
     ("options", "said", "form"),
     [
         (OrtOptions(precision="int8", device="cuda", threads=1), "has not been measured", False),
-        (OrtOptions(precision="fp16", threads=1), "not faster", False),
+        (OrtOptions(precision="fp16", threads=1), "no faster", False),
     ],
 )
 def test_what_is_no_gain_is_said(folder: Path, options: OrtOptions, said: str, form: bool) -> None:
