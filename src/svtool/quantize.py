@@ -58,14 +58,11 @@ def to_int8(model: ir.Model, amax: Mapping[str, float], *, layers: Sequence[str]
     scales = {linear.source: _activation_scale(linear, amax) for linear in chosen}
     _raise_opset(model)
     make = rewrite.Maker(model.graph)
-    shared: dict[ir.Value, ir.Value] = {}
-    for linear in chosen:
-        activation = linear.node.inputs[0]
-        assert activation is not None
-        if activation not in shared:
-            shared[activation] = _quantized_activation(make, activation, scales[linear.source], linear.name)
-        linear.node.replace_input_with(0, shared[activation])
-        _quantize_weight(model, make, linear)
+
+    def restored(activation: ir.Value, linear: graphs.Linear) -> ir.Value:
+        return _quantized_activation(make, activation, scales[linear.source], linear.name)
+
+    _share_activations(chosen, restored, lambda linear: _quantize_weight(model, make, linear))
     model.metadata_props[graphs.PRECISION_KEY] = "int8"
     return model
 
@@ -85,18 +82,15 @@ def to_int8_cpu(
     chosen = _chosen(model, layers)
     scales = {linear.source: _activation_scale(linear, amax) for linear in chosen}
     make = rewrite.Maker(model.graph)
-    shared: dict[ir.Value, ir.Value] = {}
-    for linear in chosen:
-        activation = linear.node.inputs[0]
-        assert activation is not None
-        if activation not in shared:
-            scale, zero = scales[linear.source], np.uint8(128)
-            producer = activation.producer()
-            if producer is not None and producer.op_type == "Relu":
-                scale, zero = scale * INT8_MAX / UINT8_MAX, np.uint8(0)
-            shared[activation] = _quantized_activation(make, activation, scale, linear.name, zero)
-        linear.node.replace_input_with(0, shared[activation])
-        _quantize_weight(model, make, linear, _loudest_pair)
+
+    def restored(activation: ir.Value, linear: graphs.Linear) -> ir.Value:
+        scale, zero = scales[linear.source], np.uint8(128)
+        producer = activation.producer()
+        if producer is not None and producer.op_type == "Relu":
+            scale, zero = scale * INT8_MAX / UINT8_MAX, np.uint8(0)
+        return _quantized_activation(make, activation, scale, linear.name, zero)
+
+    _share_activations(chosen, restored, lambda linear: _quantize_weight(model, make, linear, _loudest_pair))
     model.metadata_props[graphs.PRECISION_KEY] = "int8"
     return model
 
@@ -112,6 +106,22 @@ def to_int8_weights(model: ir.Model, *, layers: Sequence[str] | None = None) -> 
         _quantize_weight(model, make, linear)
     model.metadata_props[graphs.PRECISION_KEY] = "int8-weights"
     return model
+
+
+def _share_activations(
+    chosen: Sequence[graphs.Linear],
+    restored: Callable[[ir.Value, graphs.Linear], ir.Value],
+    quantize_weight: Callable[[graphs.Linear], None],
+) -> None:
+    """Layers that read one tensor read one quantized copy of it; `restored` makes it, once for each tensor."""
+    shared: dict[ir.Value, ir.Value] = {}
+    for linear in chosen:
+        activation = linear.node.inputs[0]
+        assert activation is not None
+        if activation not in shared:
+            shared[activation] = restored(activation, linear)
+        linear.node.replace_input_with(0, shared[activation])
+        quantize_weight(linear)
 
 
 def _chosen(model: ir.Model, wanted: Sequence[str] | None) -> list[graphs.Linear]:
