@@ -15,6 +15,7 @@ from svtool.calibration import (
     default_cache,
     frontend_settings,
     load_cache,
+    load_for,
 )
 from svtool.child import run_child
 from svtool.errors import ArtifactError, SvtoolError, UsageError
@@ -104,11 +105,10 @@ def cache_of(
 
 def refuse_bad(calibration: Calibration, ranges: Ranges) -> None:
     """Ranges that clip speech itself are no basis for an engine, whatever a gate would say. Raises ArtifactError."""
-    lost = calibration.lost_db
-    if lost is not None and lost > MOST_LOSS_DB:
+    if calibration.bad:
         raise ArtifactError(
-            f"the ranges of {ranges.text} cost {lost:.1f} dB against plain max ranges on the same audio (at most "
-            f"{MOST_LOSS_DB:g}): they clip speech. Calibrate again with  svtool calibrate --method max "
+            f"the ranges of {ranges.text} cost {calibration.lost_db:.1f} dB against plain max ranges on the same "
+            f"audio (at most {MOST_LOSS_DB:g}): they clip speech. Calibrate again with  svtool calibrate --method max "
             "--data LIST"
         )
 
@@ -128,16 +128,8 @@ def _of_list(source: Source, settings: CalibrationConfig, spec: str, progress: P
     cache = default_cache(source.path, spec)
     if cache.is_file():
         try:
-            load_cache(
-                cache,
-                source.digest,
-                list_digest=read_utterances(spec).digest,
-                frontend=frontend_of(source),
-                method=settings.method,
-                percentile=settings.percentile if settings.method == "percentile" else None,
-                smoothing=settings.smooth,
-                max_seconds=settings.max_seconds,
-            )
+            digest = read_utterances(spec).digest
+            load_for(cache, source.digest, settings, list_digest=digest, frontend=frontend_of(source))
         except ArtifactError as error:
             progress.note(f"calibrating again: {error}")
         else:

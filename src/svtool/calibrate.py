@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from svtool import calibration, manifest, trtcache
 from svtool import graph as graphs
+from svtool.build_ranges import TINY_LIST, frontend_of
 from svtool.calibration import IMPORTED, SCHEMA, Calibration, counted_reasons
 from svtool.child import run_child
 from svtool.config import CalibrationConfig, load_config
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 TINY = "tiny"
-TINY_LIST = "tiny:calibration"
 _LOUDEST = 3
 
 
@@ -374,15 +374,13 @@ def _usable(cache: Path, wanted: _Wanted, progress: Progress) -> Calibration | N
         return None
     settings = wanted.settings
     try:
-        found = calibration.load_cache(
+        found = calibration.load_for(
             cache,
             wanted.source.digest,
+            settings,
             list_digest=read_utterances(wanted.list).digest if wanted.list else "",
-            frontend=_frontend(wanted.source.path),
+            frontend=frontend_of(wanted.source) or {},
             method=wanted.method,
-            percentile=settings.percentile if wanted.method == "percentile" else None,
-            smoothing=settings.smooth,
-            max_seconds=settings.max_seconds,
         )
     except ArtifactError as error:
         progress.note(f"calibrating again: {error}")
@@ -393,21 +391,12 @@ def _usable(cache: Path, wanted: _Wanted, progress: Progress) -> Calibration | N
     return found
 
 
-def _frontend(path: Path) -> dict[str, Any]:
-    """Empty where the model lies without the rest of its folder: then nothing is known of the front end."""
-    from svtool.assets import CMVN_NAME, find_assets
-
-    if not (path.parent / CMVN_NAME).is_file():
-        return {}
-    return calibration.frontend_settings(find_assets(str(path.parent)).cmvn)
-
-
 def _made(wanted: _Wanted, request: Request, progress: Progress) -> tuple[Calibration, float, int]:
     """The calibration, its seconds and its peak memory."""
     path, settings = wanted.source.path, wanted.settings
     if wanted.list is None:
         assert wanted.scales is not None
-        made = calibration.import_scales(path, wanted.scales, frontend=_frontend(path))
+        made = calibration.import_scales(path, wanted.scales, frontend=frontend_of(wanted.source) or {})
         return replace(made, max_seconds=settings.max_seconds), 0.0, 0
     with staging(Path(tempfile.gettempdir()), "calibrate") as folder:
         write = folder / "cache.json"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from svtool.assets import Assets
+    from svtool.config import CalibrationConfig
     from svtool.frontend import Cmvn
     from svtool.utterances import UtteranceList
 
@@ -44,6 +45,7 @@ __all__ = [
     "import_scales",
     "largest",
     "load_cache",
+    "load_for",
     "read_cache",
     "read_samples",
     "save_cache",
@@ -302,6 +304,29 @@ def load_cache(
                 f"{path} was calibrated for another {name} ({_brief(found)}, here {_brief(value)}): {_again(path)}"
             )
     return calibration
+
+
+def load_for(
+    path: Path,
+    onnx_digest: str,
+    settings: CalibrationConfig,
+    *,
+    list_digest: str,
+    frontend: Mapping[str, Any] | None,
+    method: str | None = None,
+) -> Calibration:
+    """`load_cache`, held to everything that `settings` say; `method` where they did not choose it (IMPORTED)."""
+    method = method or settings.method
+    return load_cache(
+        path,
+        onnx_digest,
+        list_digest=list_digest,
+        frontend=frontend,
+        method=method,
+        percentile=settings.percentile if method == "percentile" else None,
+        smoothing=settings.smooth,
+        max_seconds=settings.max_seconds,
+    )
 
 
 def read_cache(path: Path) -> Calibration:
