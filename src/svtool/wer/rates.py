@@ -196,12 +196,7 @@ def to_json(report: RatesReport) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "exit_code": report.exit_code,
-        "name": side.name,
-        "artifact": str(side.artifact) if side.artifact else None,
-        "sha256": side.digest,
-        "provider": side.provider,
-        "executed": side.executed,
-        "note": side.note,
+        **side.to_json(),
         "normaliser": report.normaliser,
         "tokeniser": report.tokeniser.id,
         **_as_json(report.whole),

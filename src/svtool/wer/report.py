@@ -98,12 +98,7 @@ def _counts(counts: Counts) -> dict[str, Any]:
 def _side(score: SideScore) -> dict[str, Any]:
     side, interval = score.side, score.interval
     return {
-        "name": side.name,
-        "artifact": str(side.artifact) if side.artifact else None,
-        "sha256": side.digest,
-        "provider": side.provider,
-        "executed": side.executed,
-        "note": side.note,
+        **side.to_json(),
         **_counts(score.counts),
         "rate_ci_low_percent": 100.0 * interval.low if interval else None,
         "rate_ci_high_percent": 100.0 * interval.high if interval else None,

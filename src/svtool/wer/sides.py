@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from svtool.errors import SvtoolError, counted
 
@@ -83,6 +83,17 @@ class Side:
     note: str | None = None  # in words, e.g. "plan cannot run here: its ONNX twin was run"
     conditions: Mapping[str, Plain] = field(default_factory=dict)
     transcribe_alone: Transcriber | None = None  # the same at batch 1, for the cross-check
+
+    def to_json(self) -> dict[str, Any]:
+        """Which artifact stands on this side and what ran, as every report says it."""
+        return {
+            "name": self.name,
+            "artifact": str(self.artifact) if self.artifact else None,
+            "sha256": self.digest,
+            "provider": self.provider,
+            "executed": self.executed,
+            "note": self.note,
+        }
 
 
 def require_same_conditions(baseline: Side, candidate: Side) -> None:
